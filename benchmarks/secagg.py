@@ -9,8 +9,9 @@ clients do nothing; runs take turns, and the table has medians. A client's time 
 adds up and unmasks. Time over lines is virtual: of a calm round, and of rounds in which four peers die
 without a word just before they would send a stage's message. The others wait for these as long as their own
 deadlines say, which have seen four rounds that took as long as the calm one. Beside it stand a calm average
-through one peer that adds up, with named tensors as here, and one by RPS, which is what a crew does otherwise
-and has no such peer. The processor time of a client and of the aggregator is added. Chi-square is Pearson's,
+through one peer that adds up, by named tensors that are asked for (``crew.tensors``), and one by RPS, which
+is what a crew does otherwise and has no such peer. The processor time of a client and of the aggregator is
+added. Chi-square is Pearson's,
 of the bytes and of the 16-bit halves of what owners get of each client, as deviations from its mean; of
 vectors of zeros, whose own statistic is beside it.
 """
@@ -196,13 +197,13 @@ class Lined:
     """A round over lines, in virtual time.
 
     virtual_s: from the first peer's begin until the last that lives has the mean.
-    lines_bytes: what lines carried. sent_s: when ``GONE[0]`` sent each of its messages in it.
+    lines_bytes: what lines carried. sent_s: when each of ``GONE`` sent its messages in it.
     waits: of each peer, after it.
     """
 
     virtual_s: float
     lines_bytes: float
-    sent_s: list[float]
+    sent_s: dict[int, list[float]]
     waits: dict[int, SecureWaits] = field(default_factory=dict)
 
 
@@ -213,7 +214,7 @@ def over_lines(
     crashes = () if crash_s is None else tuple(Crash(peer, crash_s) for peer in GONE)
     faults = Faults(latency_s=LATENCY_S, rate_bytes_per_s=rate, crashes=crashes)
     crew = SimulatedCrew(N, faults, seed=0)
-    sent_s: list[float] = []
+    sent_s: dict[int, list[float]] = {peer: [] for peer in range(N)}
     waits: dict[int, SecureWaits] = {}
     begins: list[float] = []
     ends: list[float] = []
@@ -231,7 +232,7 @@ def over_lines(
         made = SecureAverage(
             peer, {"x": (VALUES,)}, clip=CLIP, dropouts=DROPS, deadline_s=DEADLINE_S,
             random=generator(0, "secure aggregation, keys", 99, peer.me).bytes,
-            on_publish=lambda: sent_s.append(peer.now_s()) if peer.me == GONE[0] else None,
+            on_publish=lambda: sent_s[peer.me].append(peer.now_s()),
         )  # fmt: skip
         if calm is not None:
             made._waits = copy.deepcopy(calm.waits[peer.me])
@@ -293,7 +294,7 @@ def over_lines(
             took_s = deadline.typical_s()
             for _ in range(ROUNDS - 1):
                 one.whole(name, took_s)
-    return Lined(max(ends) - min(begins), float(lines() - max(carried)), sent_s, waits)
+    return Lined(max(ends) - min(begins), float(lines() - min(carried)), sent_s, waits)
 
 
 def main() -> int:
@@ -359,7 +360,9 @@ def main() -> int:
             "rps": {"virtual_s": rps.virtual_s, "lines_bytes": rps.lines_bytes},
             "secure": {},
         }
-        times_of = {"none": None} | {drop: calm.sent_s[message] - 1e-4 for drop, message in SENT.items()}
+        times_of = {"none": None} | {
+            drop: min(calm.sent_s[peer][message] for peer in GONE) - 1e-4 for drop, message in SENT.items()
+        }
         for drop, crash_s in times_of.items():
             ran = calm if crash_s is None else over_lines(rate, "secure", vectors, crash_s, calm)
             took_s = ran.virtual_s + rows[drop]["client_s"] + rows[drop]["aggregator_s"]

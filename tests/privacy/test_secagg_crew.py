@@ -49,13 +49,11 @@ class Rounds:
         *,
         aggregator: int = 0,
         deadline_s: float = DEADLINE_S,
-        watched: int | None = None,
         **faults: Any,
     ) -> None:
-        self.watched = n - 1 if watched is None else watched
         self.got: dict[int, list[SecureMean | str]] = {peer: [] for peer in range(n)}
         self.settings: list[SecureSetting] = []
-        self.sent_s: list[float] = []
+        self.sent_s: dict[int, list[float]] = {peer: [] for peer in range(n)}
         self.open_s = self.end_s = 0.0
         self.averages: dict[int, SecureAverage] = {}
         self.crew = SimulatedCrew(n, Faults(**{**LINE, **faults}), seed=4)
@@ -84,9 +82,12 @@ class Rounds:
         self.crew.run(train)
 
     def _sent(self, peer: SimulatedTransport) -> None:
-        """When one peer has sent its messages: the first four are its stages', if it owns no block."""
-        if peer.me == self.watched:
-            self.sent_s.append(peer.now_s())
+        """When a peer has sent its messages: the first four are its stages', if it owns no block."""
+        self.sent_s[peer.me].append(peer.now_s())
+
+    def before_s(self, message: int, peers: tuple[int, ...]) -> float:
+        """Just before the first of these peers sends this message of its own."""
+        return min(self.sent_s[peer][message] for peer in peers) - 1e-4
 
     def judge(self, peers: Any, clients: Any, turn: int = 0) -> None:
         expected = exact(self.settings[turn], clients, turn)
@@ -121,7 +122,7 @@ def test_payload_is_as_by_the_formulas(calm: Rounds) -> None:
 
 def die_at(stage: int, calm: Rounds, n: int, gone: tuple[int, ...]) -> None:
     """They die just before they would send that stage's message."""
-    at_s = calm.sent_s[stage] - 1e-4
+    at_s = calm.before_s(stage, gone)
     found = Rounds(n, len(gone), crashes=tuple(Crash(peer, at_s) for peer in gone))
     alive = [peer for peer in range(n) if peer not in gone]
     found.judge(alive, range(n) if stage == 3 else alive)
@@ -142,11 +143,11 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stage", [2, 4], ids=["before their parts", "before their shares"])
 def test_owners_of_blocks_may_die(in_blocks: None, stage: int) -> None:
     """In a third round: whoever takes over a block speaks after its owner of the earlier ones."""
-    calm = Rounds(N, DROPOUTS, 3, watched=2)
+    calm = Rounds(N, DROPOUTS, 3)
     assert calm.settings[0].blocks == 3
     for turn in range(3):
         calm.judge(range(N), range(N), turn)
-    at_s = calm.sent_s[len(calm.sent_s) * 2 // 3 + stage] - 1e-4
+    at_s = calm.before_s(len(calm.sent_s[2]) * 2 // 3 + stage, (1, 2))
     found = Rounds(N, DROPOUTS, 3, crashes=(Crash(1, at_s), Crash(2, at_s)))
     alive = [0, *range(3, N)]
     found.judge(alive, range(N), 1)
@@ -164,7 +165,7 @@ def test_four_of_sixteen_may_die_at_each_stage() -> None:
 
 def test_with_more_gone_there_is_an_error_and_no_sum(calm: Rounds) -> None:
     gone = (3, 4, 7)
-    found = Rounds(N, DROPOUTS, crashes=tuple(Crash(peer, calm.sent_s[2] - 1e-4) for peer in gone))
+    found = Rounds(N, DROPOUTS, crashes=tuple(Crash(peer, calm.before_s(2, gone)) for peer in gone))
     for peer in range(N):
         if peer not in gone:
             (said,) = found.got[peer]
@@ -194,7 +195,7 @@ def test_rounds_go_on_after_a_dropout_and_each_has_keys_of_its_own() -> None:
 def test_a_peer_that_was_frozen_is_in_step_again() -> None:
     calm = Rounds(5, 1, 4)
     at_s = calm.open_s + (calm.end_s - calm.open_s) * 0.4
-    found = Rounds(5, 1, 4, freezes=(Freeze(4, at_s, 2.2 * DEADLINE_S),))
+    found = Rounds(5, 1, 4, freezes=(Freeze(4, at_s, 1.6 * DEADLINE_S),))
     whole = [isinstance(end, SecureMean) for end in found.got[4]]
     assert found.crew.world.now_s > calm.crew.world.now_s
     for turn in range(4):
@@ -235,7 +236,7 @@ def test_a_message_in_another_peers_name_is_not_taken() -> None:
 
 
 def test_an_aggregator_that_dies_is_told_of(calm: Rounds) -> None:
-    found = Rounds(N, DROPOUTS, crashes=(Crash(0, calm.sent_s[2] - 1e-4),))
+    found = Rounds(N, DROPOUTS, crashes=(Crash(0, calm.before_s(2, (N - 1,))),))
     for peer in range(1, N):
         (said,) = found.got[peer]
         assert isinstance(said, str) and "aggregator" in said

@@ -59,10 +59,13 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 class Split:
     """A server (peer 0) and clients that each take ``batches`` batches; what came of it, by peer.
 
-    With ``server_values`` in the form the last peer is the standby.
+    With ``server_values`` in the form the last ``standbys`` peers are standbys, the first of them the first.
     """
 
-    def __init__(self, n: int, form: CutForm, batches: int, deadline_s: float = 5.0, **faults: Any) -> None:
+    def __init__(
+        self, n: int, form: CutForm, batches: int, deadline_s: float = 5.0, standbys: int = 1, **faults: Any
+    ) -> None:
+        self.standbys = tuple(range(n - standbys, n)) if form.server_values else ()
         self.form, self.batches, self.deadline_s = form, batches, deadline_s
         lines = Faults(**{"latency_s": 0.001, "rate_bytes_per_s": 1e8, **faults})
         self.crew = SimulatedCrew(n, lines, seed=3, cost=ComputeCost(STEP_S))
@@ -75,9 +78,8 @@ class Split:
 
     def _train(self, peer: SimulatedTransport) -> None:
         front, middle, back = self.parts[peer.me] = parts()
-        standby = peer.n - 1 if self.form.server_values else None
-        cut = Cut(peer, self.form, standby=standby)
-        if peer.me in (0, standby):
+        cut = Cut(peer, self.form, standby=self.standbys)
+        if peer.me in (0, *self.standbys):
             above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
             server = self.peers[peer.me] = SplitServer(cut, above, sgd(above))
             server.serve(self.deadline_s)
@@ -373,6 +375,142 @@ def test_a_standby_that_dies_stops_nobody() -> None:
     assert found.ends_s[0] < found.ends_s[1] + 2 * found.deadline_s
 
 
+# -- Several standbys: peers 3 and 4, behind server 0
+
+
+def test_one_server_after_the_other_may_die() -> None:
+    found = Split(5, guarded(PLAIN), 100, standbys=2, crashes=(Crash(0, 0.7), Crash(3, 1.7)))
+    assert not found.gone
+    first, second = found.server_at(3), found.server_at(4)
+    assert first.took_over_s is not None and 0.7 < first.took_over_s < 1.7
+    assert second.took_over_s is not None and second.took_over_s > 1.7
+    for peer in (1, 2):
+        assert first.served[peer].requests > 10 and second.served[peer].requests > 20
+        assert second.served[peer].finished
+        assert found.client(peer).missed < 20 and found.losses[peer][-20:].count(None) == 0
+        losses = [loss for loss in found.losses[peer] if loss is not None]
+        assert sum(losses[-10:]) < sum(losses[10:20]), "what the first standby learned is not lost"
+
+
+def test_a_standby_that_died_before_is_passed_over() -> None:
+    found = Split(5, guarded(PLAIN), 60, standbys=2, crashes=(Crash(3, 0.3), Crash(0, 0.9)))
+    assert not found.gone and found.server_at(3).took_over_s is None
+    second = found.server_at(4)
+    assert second.took_over_s is not None and second.took_over_s > 0.9
+    assert all(second.served[peer].finished for peer in (1, 2))
+
+
+def test_a_standby_that_was_frozen_hears_that_it_was_passed_over() -> None:
+    found = Split(5, guarded(PLAIN), 80, standbys=2, crashes=(Crash(0, 0.7),), freezes=(Freeze(3, 0.6, 0.8),))
+    first, second = found.server_at(3), found.server_at(4)
+    assert second.took_over_s is not None and first.replaced
+    assert all(second.served[peer].finished for peer in (1, 2))
+    assert found.ends_s[3] < found.ends_s[1], "it does not wait for clients that are not its own"
+
+
+def test_all_standbys_have_the_last_weights_and_the_server_copies_for_one() -> None:
+    found, one = Split(5, guarded(PLAIN), BATCHES, standbys=2), Split(4, guarded(PLAIN), BATCHES)
+    for peer in (3, 4):
+        assert found.server_at(peer).took_over_s is None
+        torch.testing.assert_close(weights(found.server_at(peer)), weights(found.server), rtol=0, atol=0)
+    assert found.server.traffic.copy_bytes <= 1.2 * one.server.traffic.copy_bytes
+    handed_on = found.server_at(3).traffic.copy_bytes / (4 * found.form.server_values)
+    assert handed_on >= 3, "all along, and not in the end only"
+    assert found.losses == one.losses
+
+
+# -- Several servers
+
+
+class Shared(Split):
+    """Peers 0 and 1 are both servers."""
+
+    def _train(self, peer: SimulatedTransport) -> None:
+        front, middle, back = self.parts[peer.me] = parts()
+        cut = Cut(peer, self.form, server=(0, 1))
+        if peer.me in (0, 1):
+            above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
+            self.peers[peer.me] = server = SplitServer(cut, above, sgd(above))
+            server.serve(self.deadline_s)
+        else:
+            end = back if self.form.outputs is not None else None
+            client = self.peers[peer.me] = SplitClient(cut, front, end, deadline_s=self.deadline_s)
+            self._client(peer, client, sgd(front, *([back] if end else [])))
+        self.ends_s[peer.me] = peer.now_s()
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_several_servers_train_one_part_together(form: CutForm) -> None:
+    found = Shared(6, guarded(form), 40)
+    mine, others = found.server_at(0), found.server_at(1)
+    assert {peer: mine.served[peer].requests for peer in range(2, 6)} == {2: 40, 3: 0, 4: 40, 5: 0}
+    assert {peer: others.served[peer].requests for peer in range(2, 6)} == {2: 0, 3: 40, 4: 0, 5: 40}
+    assert all(found.client(peer).missed == 0 for peer in range(2, 6))
+    torch.testing.assert_close(weights(mine), weights(others), rtol=0, atol=0)
+    x, y = samples(7, 400)
+    with torch.no_grad():
+        for client in range(2, 6):
+            front = found.parts[client][0]
+            for server in (0, 1):
+                made = found.server_at(server).middle(front(x))
+                made = made if form.outputs is None else found.parts[client][2](made)
+                assert float((made.argmax(1) == y).float().mean()) > 0.7
+
+
+def test_layers_of_several_servers_do_not_part_while_they_train() -> None:
+    apart: list[float] = []
+    real = SplitServer._settle
+
+    def noted(self: SplitServer, deadline_s: float) -> None:
+        ends.append(weights(self).clone())
+        real(self, deadline_s)
+
+    for keeps in (False, True):
+        ends: list[Tensor] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SplitServer, "_settle", noted)
+            if keeps:
+                patch.setattr(SplitServer, "_mix", lambda self, answered: None)
+            Shared(6, guarded(PLAIN), 40)
+        apart.append(float(torch.dist(*ends)))
+    assert apart[0] < 0.3 * apart[1]
+
+
+def test_clients_of_one_of_several_servers_that_dies_are_the_others() -> None:
+    found = Shared(6, guarded(PLAIN), 80, crashes=(Crash(0, 0.7),))
+    assert not found.gone
+    left = found.server_at(1)
+    for peer in range(2, 6):
+        assert found.losses[peer][-20:].count(None) == 0 and left.served[peer].finished
+    assert all(found.client(peer).missed == 0 for peer in (3, 5))
+    assert all(found.client(peer).missed < 12 and left.served[peer].requests > 20 for peer in (2, 4))
+    ends_s = [found.ends_s[peer] for peer in range(1, 6)]
+    assert max(ends_s) < max(ends_s[1:]) + 2.1 * found.deadline_s, "the other server is given up in the end"
+
+
+def test_a_server_of_several_that_was_frozen_goes_on_with_the_clients_that_it_has() -> None:
+    found = Shared(6, guarded(PLAIN), 80, freezes=(Freeze(0, 0.7, 0.6),))
+    assert not found.gone
+    for peer in range(2, 6):
+        assert found.losses[peer][-20:].count(None) == 0
+        assert found.server_at(1).served[peer].finished
+    torch.testing.assert_close(weights(found.server), weights(found.server_at(1)), rtol=0, atol=0)
+    assert max(found.ends_s.values()) < max(found.ends_s[peer] for peer in range(2, 6)) + 0.5
+
+
+def test_what_several_servers_cannot_be_is_refused() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        with pytest.raises(ValueError, match="leave the standby out"):
+            Cut(peer, guarded(PLAIN), server=(0, 1), standby=2)
+        with pytest.raises(ValueError, match="give state_values"):
+            Cut(peer, PLAIN, server=(0, 1))
+        for server in ((0, 0), (0, 1, 2), (), (0, 5)):
+            with pytest.raises(ValueError, match="it takes a client and a server"):
+                Cut(peer, guarded(PLAIN), server=server)
+
+    SimulatedCrew(3, Faults(latency_s=0.001), seed=3).run(train)
+
+
 # -- What does not fit
 
 
@@ -476,13 +614,16 @@ def test_a_standby_that_cannot_be_is_refused() -> None:
     def train(peer: SimulatedTransport) -> None:
         with pytest.raises(ValueError, match="standby 0 of 3 peers beside server 0"):
             Cut(peer, guarded(PLAIN), standby=0)
-        with pytest.raises(ValueError, match="give both"):
+        with pytest.raises(ValueError, match="give state_values"):
             Cut(peer, PLAIN, standby=1)
-        with pytest.raises(ValueError, match="give both"):
+        with pytest.raises(ValueError, match="give state_values"):
             Cut(peer, guarded(PLAIN))
         cut = Cut(peer, guarded(PLAIN), standby=2)
         if peer.me == 2:
             with pytest.raises(ValueError, match="peer 2 is the standby"):
                 SplitClient(cut, parts()[0])
+        for standbys in ((1, 1), (1, 2), (0, 1)):  # twice the same, no client left, the server
+            with pytest.raises(ValueError, match="it takes a client, a server and other peers"):
+                Cut(peer, guarded(PLAIN), standby=standbys)
 
     SimulatedCrew(3, Faults(latency_s=0.001), seed=3).run(train)

@@ -29,7 +29,17 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Channel
 from ragtag.protocols.node import Node
-from ragtag.protocols.publish.channel import ASKS_MAX, PAGE, WINDOW, Held, Publisher, published
+from ragtag.protocols.publish.channel import (
+    ASK,
+    ASKS_MAX,
+    PAGE,
+    PUSH,
+    TELL,
+    WINDOW,
+    Held,
+    Publisher,
+    published,
+)
 from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.worlds.rounds import World
 
@@ -39,9 +49,11 @@ DATAGRAM = CHUNK_BYTES + OVERHEAD_BYTES
 SIZES = (5, 130, 1, 64)
 
 
-def node_of(me: int, n: int, sizes: tuple[int, ...] = SIZES, now_s: float = 0.0) -> Node:
+def node_of(
+    me: int, n: int, sizes: tuple[int, ...] = SIZES, now_s: float = 0.0, *, pushed: bool = False
+) -> Node:
     node = Node(me, n, seed=1)
-    shape = Channel(published(sizes), fp32, sum(sizes), probe_s=0.02, rtt_s=4 * LATENCY_S)
+    shape = Channel(published(sizes, pushed=pushed), fp32, sum(sizes), probe_s=0.02, rtt_s=4 * LATENCY_S)
     node.configure(CHANNEL, shape, now_s)
     return node
 
@@ -55,8 +67,20 @@ def machine(node: Node) -> Publisher:
 PLAIN = Faults(latency_s=LATENCY_S)
 
 
-def crew(n: int, faults: Faults = PLAIN, seed: int = 1, sizes: tuple[int, ...] = SIZES) -> World:
-    return World([node_of(peer, n, sizes) for peer in range(n)], faults, seed)
+def crew(
+    n: int,
+    faults: Faults = PLAIN,
+    seed: int = 1,
+    sizes: tuple[int, ...] = SIZES,
+    *,
+    pushed: bool = False,
+) -> World:
+    """Peers of a pushed channel have told what they take by 0.5 s."""
+    world = World([node_of(peer, n, sizes, pushed=pushed) for peer in range(n)], faults, seed)
+    if pushed:
+        for peer in range(n):
+            world.at(0.1, peer, Publish(CHANNEL, {}))
+    return world
 
 
 def values(sizes: tuple[int, ...], seed: int, *tensors: int) -> dict[int, Bytes]:
@@ -121,6 +145,117 @@ def questions(sizes: tuple[int, ...]) -> int:
     return asks
 
 
+def sends(world: World) -> list[tuple[float, int, Run]]:
+    """From now on, what peers send: when, who, what."""
+    found: list[tuple[float, int, Run]] = []
+
+    def watched(me: int, node: Node) -> Callable[[float, Event], list[Effect]]:
+        real = node.step
+
+        def step(now_s: float, event: Event) -> list[Effect]:
+            effects = real(now_s, event)
+            found.extend((now_s, me, effect.run) for effect in effects if isinstance(effect, Send))
+            return effects
+
+        return step
+
+    for me, node in enumerate(world.nodes):
+        assert isinstance(node, Node)
+        node.step = watched(me, node)  # type: ignore[method-assign]
+    return found
+
+
+def stages(sent: list[tuple[float, int, Run]], stage: int) -> list[tuple[int, int, int]]:
+    """Who sent whom what, of a stage."""
+    return [(me, run.peer, run.key.block) for _, me, run in sent if run.key.stage == stage]
+
+
+def test_what_is_pushed_comes_after_one_latency_and_nobody_asks() -> None:
+    world = crew(5, pushed=True)
+    world.run(0.9)
+    sent = sends(world)
+    given = values(SIZES, 1)
+    world.at(1.0, 0, Publish(CHANNEL, given, clock=7))
+    world.run(1.0 + 1.01 * LATENCY_S)
+    all_alike(world, range(5), given)
+    world.run(3.0)
+    assert not stages(sent, ASK)
+    assert sorted(stages(sent, PUSH)) == [(0, peer, tensor) for peer in range(1, 5) for tensor in range(4)]
+    assert held(world, 3, 1).version[:2] == (7, 0) and machine_of(world, 3).latest == 7
+
+
+def machine_of(world: World, peer: int) -> Publisher:
+    node = world.nodes[peer]
+    assert isinstance(node, Node)
+    return machine(node)
+
+
+def test_only_what_a_peer_takes_is_pushed_to_it() -> None:
+    world = crew(3, pushed=True)
+    world.at(0.5, 2, Publish(CHANNEL, {}, wanted=frozenset({0, 2})))
+    world.run(0.9)
+    sent = sends(world)
+    world.at(1.0, 0, Publish(CHANNEL, values(SIZES, 1)))
+    world.run(2.0)
+    assert [tensor for _, peer, tensor in stages(sent, PUSH) if peer == 2] == [0, 2]
+    assert not stages(sent, ASK)
+    assert [found is not None for found in machine_of(world, 2).held] == [True, False, True, False]
+
+
+def test_rows_that_their_maker_is_sending_are_asked_of_nobody() -> None:
+    """On slow lines peer 1 has a value, and tells of it, while peer 0 still sends it to peer 2."""
+    sizes = (60, 1)
+    slow = Faults(latency_s=LATENCY_S, rate_bytes_per_s=2e6)
+    world = crew(3, slow, sizes=sizes, pushed=True)
+    world.run(0.9)
+    sent = sends(world)
+    given = values(sizes, 1)
+    world.at(1.0, 0, Publish(CHANNEL, {0: given[0]}))
+    half_s = 60 * DATAGRAM / 2e6 + 2 * LATENCY_S
+    world.at(1.0 + 1.2 * half_s, 1, Publish(CHANNEL, {1: given[1]}))
+    world.run(1.0 + 1.2 * half_s)
+    assert machine_of(world, 1).held[0] is not None and machine_of(world, 2).held[0] is None
+    world.run(3.0)
+    all_alike(world, range(3), given)
+    assert not stages(sent, ASK)
+
+
+def test_a_maker_that_stops_in_mid_push_is_passed_over() -> None:
+    """Peer 1 has it whole; peer 2 has heard of it from there, and asks it once the maker is late."""
+    sizes = (60, 1)
+    slow = Faults(latency_s=LATENCY_S, rate_bytes_per_s=1e6, crashes=(Crash(0, 1.09),))
+    world = crew(3, slow, sizes=sizes, pushed=True)
+    world.run(0.9)
+    sent = sends(world)
+    given = values(sizes, 1)
+    world.at(1.0, 0, Publish(CHANNEL, {0: given[0]}))
+    world.at(1.1, 1, Publish(CHANNEL, {1: given[1]}))
+    world.run(1.2)
+    assert 0 < machine_of(world, 2)._coming[0].left < 60, "it was not in the middle of anything"
+    world.run(10.0)
+    all_alike(world, {1, 2}, given)
+    assert (2, 1, 0) in stages(sent, ASK)
+
+
+def test_a_peer_in_the_middle_of_an_older_version_is_not_thrown_back_by_a_newer_one() -> None:
+    node = node_of(1, 2, pushed=True)
+    maker = node_of(0, 2, pushed=True)
+    maker.step(0.0, Arrived([from_(1, run) for run in told(node.step(0.0, Publish(CHANNEL, {})))]))
+    old, new = values(SIZES, 1), values(SIZES, 2)
+    first = told(maker.step(1.0, Publish(CHANNEL, {1: old[1]}, clock=1)))
+    push, tell = (next(run for run in first if run.key.stage == stage) for stage in (PUSH, TELL))
+    node.step(1.0, Arrived([from_(0, push, slice(0, 100))]))
+    node.step(1.0, Arrived([from_(0, tell)]))
+    assert machine(node)._lacking[1].clock == 1
+    second = told(maker.step(1.1, Publish(CHANNEL, {1: new[1]}, clock=2)))
+    node.step(1.1, Arrived([from_(0, run) for run in second if run.key.stage == PUSH]))
+    assert machine(node)._coming[1].version.clock == 1 and machine(node)._coming[1].left == 30
+
+
+def told(effects: list[Effect]) -> list[Run]:
+    return [effect.run for effect in effects if isinstance(effect, Send)]
+
+
 FAULTS = {
     "loss": Faults(latency_s=LATENCY_S, loss=Loss(0.3)),
     "duplicates": Faults(latency_s=LATENCY_S, duplicate=0.5),
@@ -145,8 +280,9 @@ FAULTS = {
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
 )
 @pytest.mark.parametrize("name", FAULTS)
-def test_all_get_the_newest_whole_whatever_the_line_does(name: str, seed: int) -> None:
-    world = crew(4, FAULTS[name], seed)
+@pytest.mark.parametrize("pushed", [False, True], ids=["asked", "pushed"])
+def test_all_get_the_newest_whole_whatever_the_line_does(name: str, seed: int, pushed: bool) -> None:
+    world = crew(4, FAULTS[name], seed, pushed=pushed)
     sets = [values(SIZES, 10 * seed + turn) for turn in range(4)]
     seen: dict[tuple[int, int], Version] = {}
 
@@ -321,15 +457,17 @@ def test_damaged_rows_are_refused_whole() -> None:
     assert machine(nodes[1]).held[0] is None
 
 
-def from_(peer: int, run: Run) -> Run:
-    """A run as its receiver gets it."""
-    return Run(peer, run.key, run.first, run.total, run.payload, run.weight, run.heard, run.mask, run.ended)
+def from_(peer: int, run: Run, part: slice = slice(None)) -> Run:
+    """A run, or some of its rows from the first on, as its receiver gets it."""
+    payload, weight, heard = run.payload[part], run.weight[part], run.heard[part]
+    mask = None if run.mask is None else run.mask[part]
+    return Run(peer, run.key, run.first, run.total, payload, weight, heard, mask, run.ended)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_that_comes_breaks_it_or_its_values(seed: int) -> None:
     rng = generator(seed, "fuzz")
-    node = node_of(0, 3)
+    node = node_of(0, 3, pushed=seed % 2 == 1)
     mine = values(SIZES, 1)
     node.step(0.0, Publish(CHANNEL, {0: mine[0], 1: mine[1]}, clock=5))
     now_s = 0.0
@@ -428,14 +566,14 @@ class Told:
 
 
 def message(run: Run) -> str:
-    stage = ("TELL", "TOLD", "ASK", "ROWS", "GONE")[run.key.stage]
-    if stage != "ROWS":
+    stage = ("TELL", "TOLD", "ASK", "ROWS", "GONE", "PUSH")[run.key.stage]
+    if stage not in ("ROWS", "PUSH"):
         return f"{stage} {run.key.round}"
     mask = np.ones(len(run.payload), np.bool_) if run.mask is None else run.mask
     rows = (run.first + np.flatnonzero(mask)).tolist()
     span = f"{rows[0]} to {rows[-1]}" if rows else "-"
     end = ", the end" if run.ended else ""
-    return f"ROWS {run.key.round}, tensor {run.key.block}: {len(rows)} of {run.total} ({span}){end}"
+    return f"{stage} {run.key.round}, tensor {run.key.block}: {len(rows)} of {run.total} ({span}){end}"
 
 
 def test_transcript(golden: Callable[[str, str], None]) -> None:
@@ -449,3 +587,17 @@ def test_transcript(golden: Callable[[str, str], None]) -> None:
     world.at(0.01, 0, Publish(CHANNEL, values(SIZES, 1), clock=7))
     world.run(5.0)
     golden("publish/loss", "\n".join(note + nodes[1].lines) + "\n")
+
+
+def test_transcript_of_a_push(golden: Callable[[str, str], None]) -> None:
+    note = [
+        "Peer 1 takes what peer 0 publishes, over lines of 2 ms that lose 15 datagrams in 100.",
+        "Peer 0 sends all rows at once and tells of them behind; peer 1 asks for what was lost.",
+        "",
+    ]
+    nodes = [Told(node_of(peer, 2, pushed=True)) for peer in range(2)]
+    world = World(nodes, Faults(latency_s=LATENCY_S, loss=Loss(0.15)), seed=3)
+    world.at(0.01, 1, Publish(CHANNEL, {}))
+    world.at(0.1, 0, Publish(CHANNEL, values(SIZES, 1), clock=7))
+    world.run(5.0)
+    golden("publish/pushed", "\n".join(note + nodes[1].lines) + "\n")

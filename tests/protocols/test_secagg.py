@@ -587,10 +587,13 @@ def test_waits_follow_what_was_seen() -> None:
     waits.late("KEYS", 3.0)
     assert waits.budget_s("KEYS") == 10.0, "there is no history"
     waits.whole("KEYS", 1.0)
-    assert waits.budget_s("KEYS") == 10.0, "once says little"
+    assert waits.budget_s("KEYS") == 10.0, "once says little of how far apart peers call"
+    for budget_s in (8.0, 4.0):
+        waits.whole("SHARES", 1.0)
+        assert waits.budget_s("SHARES") == pytest.approx(budget_s), "twice says more than once"
     taught(waits, "KEYS", 1.0)
     once = waits.budget_s("KEYS")
-    assert 1.0 < once < 3.0 and waits.budget_s("SHARES") == 10.0
+    assert 1.0 < once < 3.0 and waits.budget_s("UNMASK") == 10.0
     waits.missed("KEYS")
     assert waits.budget_s("KEYS") > once
     waits.whole("KEYS", 100.0)

@@ -215,7 +215,7 @@ class SecureAverage:
         self._slots = _slots(self._setting)
         self._numbers = {slot: number for number, slot in enumerate(self._slots)}
         self._channel = channel_of(f"{name}/secure")
-        by = published(self._slots.values())
+        by = published(self._slots.values(), pushed=True)
         specs = tuple(
             TensorSpec(f"{what}/{peer}", (rows * fp32.elements,), "float32")
             for (what, peer), rows in self._slots.items()

@@ -36,6 +36,17 @@ server takes requests, and go by the standby's answers from its first one on; a 
 of it, and ends. What costs: the steps since the newest copy, the requests that clients give up meanwhile, and
 the state of the server's optimizer, which is not copied.
 
+**Several standbys** stand in a row behind the server, so that one server after the other may die. Each has
+its copies from the one before it, which hands on its own, so the server makes no more of them. It passes over
+one that brings none, and takes over once nobody before it is left. Of those that serve, the last in the row
+counts: for clients, and for those before it, which end. So no two go on for long, whoever was only frozen.
+
+**Several servers** (``server=(0, 1)``) share the clients among them, in turn. Each trains layers of its own,
+and publishes them once it has answered as many requests as it has clients. Each mixes what comes from
+another with its own, as in gossip averaging (Boyd et al., 2006), so nobody waits. In the end all take the
+mean of what those that have clients ended with. A client that goes without an answer twice in a row turns to
+the next server, for good.
+
 A server sees codes and gradients, and labels in the plain form. NoPeek lowers what codes tell by some
 (``ragtag.privacy.meters``); a server that sends gradients of its own choice is stopped by nothing here
 (``ragtag.privacy.hijacking`` is one). A
@@ -46,7 +57,7 @@ client it has no guard, and a label that its criterion refuses ends it with that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,12 +87,19 @@ OVER, OVER_HEARD = "over", "over.heard"
 """Messages without values: a client has finished, and the server has heard."""
 COPY, COPY_ASKED, TAKEN_OVER = "copy", "copy.asked", "taken.over"
 """Between a server and its standby: the state of its layers, a question for it, and that the server has been
-replaced; the last two have no values."""
+replaced; the last two have no values. A question has the place of the one that is asked where others have the
+loss, and an answer whether it is the last copy."""
+LAYERS, SETTLED, TURNED = "layers", "settled", "turned"
+"""With several servers: the state of one's layers, and for the loss whether it is how it ended; that a server
+has what all others ended with; that a client turns to another server, its place for the loss. The last two
+have no values."""
+_COUNTS, _SERVED_NOBODY = 1.0, 2.0
+"""How one of several servers ended: what it has without clients is out of date."""
 COPIES_SHARE = 0.1
 """Of the time, how much a standby spends on copies at most."""
 STANDBY = "standby"
-_COPY_MISSES = 2
-"""Budgets in a row without a copy after which the server counts as dead."""
+_MISSES = 2
+"""Budgets in a row without a copy, or an answer, after which a server counts as dead."""
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -238,8 +256,9 @@ class Cut:
 
     transport: the crew's.
     form: what crosses.
-    server: the peer that is the server.
-    standby: the peer that takes over from it; ``None``: none does. All others that are there now are clients.
+    server: the peer that is the server, or several, among which clients are dealt.
+    standby: the peer that takes over from it, or several in their order; ``None``: none does. All others that
+        are there now are clients.
     name: of this cut. on_publish: called after each message.
 
     Raises:
@@ -252,39 +271,56 @@ class Cut:
         transport: PublishingTransport,
         form: CutForm,
         *,
-        server: int = 0,
-        standby: int | None = None,
+        server: int | Sequence[int] = 0,
+        standby: int | Sequence[int] | None = None,
         name: str = "split",
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
-        if not 0 <= server < transport.n or transport.n < 2:
+        standbys = (standby,) if isinstance(standby, int) else tuple(standby or ())
+        heads = (server,) if isinstance(server, int) else tuple(server)
+        odd = [peer for peer in heads if not 0 <= peer < transport.n]
+        if odd or not heads or len(set(heads)) < len(heads) or transport.n <= len(heads):
             raise ValueError(
                 f"split learning: server {server} of {transport.n} peers; it takes a client and a server"
             )
-        if standby is not None and (not 0 <= standby < transport.n or standby == server or transport.n < 3):
+        if len(heads) > 1 and standbys:
+            raise ValueError(
+                f"split learning: standby {standby} beside servers {heads}: several servers have "
+                "each other's layers, and take each other's clients: leave the standby out"
+            )
+        odd = [peer for peer in standbys if not 0 <= peer < transport.n]
+        if odd or len({*heads, *standbys}) <= len(standbys) or len(heads + standbys) >= transport.n:
             raise ValueError(
                 f"split learning: standby {standby} of {transport.n} peers beside server {server}; it takes "
-                "a client, a server and a standby"
+                "a client, a server and other peers as standbys"
             )
-        if (standby is None) != (form.server_values == 0):
+        if (len(heads + standbys) > 1) != bool(form.server_values):
             raise ValueError(
-                f"split learning: standby {standby} with server_values={form.server_values}: give both, the "
-                "number as state_values(layers of the server), or neither"
+                f"split learning: server {server} and standby {standby} with server_values="
+                f"{form.server_values}: give state_values(layers of the server) where there are several of "
+                "them, else leave it out"
             )
-        self.transport, self.form, self.server, self.standby = transport, form, server, standby
-        self.servers = (server,) if standby is None else (server, standby)
+        self.transport, self.form = transport, form
+        self.servers, self.several = (*heads, *standbys), len(heads) > 1
+        """In their order; whether all of them serve, or the first, with standbys behind it."""
         self.clients = [peer for peer in range(transport.n) if peer not in self.servers]
         begin_s = transport.now_s()
         names = [f"{way}/{client}" for client in self.clients for way in [*form.ways, OVER, OVER_HEARD]]
-        if standby is not None:
-            names += [f"{way}/{client}/{STANDBY}" for client in self.clients for way in self._downs]
-            names += [COPY, COPY_ASKED, TAKEN_OVER]
+        for place in range(1, len(self.servers)):
+            names += [_down(way, client, place) for client in self.clients for way in self._downs]
+            names += [f"{way}/{place}" for way in (COPY, COPY_ASKED, TAKEN_OVER) if not self.several]
+        if self.several:
+            names += [f"{way}/{at}" for way in (LAYERS, SETTLED) for at in range(len(heads))]
+            names += [f"{TURNED}/{client}" for client in self.clients]
         shapes = {name: (_HEAD + self._size(name.partition("/")[0]),) for name in names}
         self.tensors = NamedTensors(
             transport,
             name,
             computed=shapes,
-            settings=f"server {server}" + ("" if standby is None else f", standby {standby}"),
+            pushed=True,
+            settings="server "
+            + " and ".join(map(str, heads))
+            + "".join(f", standby {peer}" for peer in standbys),
             on_publish=on_publish,
         )
         self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)
@@ -298,62 +334,78 @@ class Cut:
 
     def downs(self, client: int) -> list[str]:
         """What a client takes: what any server sends it."""
-        ends = [""] if self.standby is None else ["", f"/{STANDBY}"]
-        return [f"{way}/{client}{end}" for way in self._downs for end in ends]
+        places = range(len(self.servers))
+        return [_down(way, client, place) for way in self._downs for place in places]
 
-    def ups(self) -> list[str]:
-        """What the peer takes that is the server now: what clients send."""
+    def ups(self, clients: Collection[int]) -> list[str]:
+        """What a peer takes that is their server now."""
         ways = [way for way in self.form.ways if way in ("codes", "outputs.grad")]
-        return [f"{way}/{client}" for client in self.clients for way in (*ways, OVER)]
+        return [f"{way}/{client}" for client in clients for way in (*ways, OVER)]
+
+    def place(self, server: int, client: int) -> int:
+        """Of a server for a client: 0 is the first one that serves it."""
+        first = self.clients.index(client) if self.several else 0
+        return (self.servers.index(server) - first) % len(self.servers)
 
     def _size(self, way: str) -> int:
         """Values in a message, head apart."""
-        if way == COPY:
+        if way in (COPY, LAYERS):
             return self.form.server_values
         shape = self.form.ways.get(way)
         return 0 if shape is None else self.form.batch * math.prod(shape)
 
     def send(
-        self, way: str, client: int | None, number: int, values: Tensor | None = None, loss: float = 0.0
+        self, way: str, client: int, number: int, values: Tensor | None = None, loss: float = 0.0
     ) -> None:
-        """Publish a message.
+        """Publish a message between a client and this server, or the other way round.
 
-        client: from or to which it is; ``None``: it is between servers.
+        client: from or to which it is.
         values: ``[samples, ...]``; ``None`` where the message has none.
         """
-        size = self._size(way)
-        values = torch.zeros(0) if values is None else values
-        if values.numel() > size:
-            raise ValueError(
-                f"split learning: {list(values.shape)} for {way}; {self.form} has no room for that"
-            )
-        flat = torch.zeros(_HEAD + size)
-        flat[:_HEAD] = torch.tensor([number, len(values), loss])
-        flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
-        by_standby = self.transport.me == self.standby and client is not None
-        name = way if client is None else f"{way}/{client}" + (f"/{STANDBY}" if by_standby else "")
-        self.tensors.publish({name: flat})
-        traffic = self.traffic
-        traffic.messages += 1
-        if client is None:
-            traffic.copy_bytes += VALUE_BYTES * size
-        elif self.transport.me in self.servers:
+        me, traffic = self.transport.me, self.traffic
+        name, size = f"{way}/{client}", self._size(way)
+        if me in self.servers:
+            name = _down(way, client, self.place(me, client))
             traffic.down_bytes += VALUE_BYTES * size
         else:
             labels = self.form.batch * self.form.label_width if way == "codes" else 0
             traffic.up_bytes += VALUE_BYTES * (size - labels)
             traffic.label_bytes += VALUE_BYTES * labels
+        self._publish(name, size, number, values, loss)
 
-    def newest(self, way: str, client: int | None) -> _Message | None:
+    def send_between(
+        self, way: str, place: int, number: int, values: Tensor | None = None, loss: float = 0.0
+    ) -> None:
+        """Publish a message between servers.
+
+        place: of the standby that asks, is answered, or has taken over; of several servers its own.
+        """
+        size = self._size(way)
+        self.traffic.copy_bytes += VALUE_BYTES * size
+        self._publish(f"{way}/{place}", size, number, values, loss)
+
+    def _publish(self, name: str, size: int, number: int, values: Tensor | None, loss: float) -> None:
+        values = torch.zeros(0) if values is None else values
+        if values.numel() > size:
+            raise ValueError(
+                f"split learning: {list(values.shape)} for {name}; {self.form} has no room for that"
+            )
+        flat = torch.zeros(_HEAD + size)
+        flat[:_HEAD] = torch.tensor([number, len(values), loss])
+        flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
+        self.tensors.publish({name: flat})
+        self.traffic.messages += 1
+
+    def newest(self, way: str, of: int) -> _Message | None:
         """The newest message; ``None``: there is none. Its values are a copy.
 
-        Once a standby has answered a client, its answers count, and no older server's.
+        of: the client; between servers the place, as in ``send_between``. Once a server has answered a
+            client, its answers count, and none of servers before it.
         """
-        found = None
-        if self.standby is not None and way in self._downs:
-            found = self.tensors.newest(f"{way}/{client}/{STANDBY}")
-        if found is None:
-            found = self.tensors.newest(way if client is None else f"{way}/{client}")
+        names = [f"{way}/{of}"]
+        if way in self._downs:
+            names = [_down(way, of, place) for place in reversed(range(len(self.servers)))]
+        found = next((one for one in map(self.tensors.newest, names) if one is not None), None)
         if found is None:
             return None
         number, samples, loss = found.tensor[:_HEAD].tolist()
@@ -363,6 +415,11 @@ class Cut:
         if not 0 <= samples <= self.form.batch:
             return None  # no client of this form says so
         return _Message(int(number), values[: int(samples)].clone(), loss)
+
+
+def _down(way: str, client: int, place: int) -> str:
+    """What a server sends a client, by its place."""
+    return f"{way}/{client}" + (f"/{STANDBY} {place}" if place else "")
 
 
 class _Message(NamedTuple):
@@ -401,7 +458,7 @@ class SplitClient:
         if not nopeek >= 0:
             raise ValueError(f"SplitClient: nopeek is {nopeek}; it must be 0 or more")
         if cut.transport.me in cut.servers:
-            what = "server" if cut.transport.me == cut.server else STANDBY
+            what = "standby" if cut.transport.me in cut.servers[1:] and not cut.several else "server"
             raise ValueError(f"SplitClient: peer {cut.transport.me} is the {what}")
         if back is not None and cut.form.outputs is not None:
             if not any(p.requires_grad for p in back.parameters()):
@@ -418,7 +475,7 @@ class SplitClient:
         self._number = 0
         self._heard_s = cut.transport.now_s()
         self._given_up: dict[int, float] = {}
-        self._answers = 0
+        self._answers = self._place = self._unanswered = 0
         self.answered = self.missed = 0
 
     @property
@@ -535,11 +592,12 @@ class SplitClient:
                 self._heard_s = now_s
             if found is not None and found.number == number:
                 turns.completed(now_s - begin_s)
-                self._heard_s, self._given_up = now_s, {}
+                self._heard_s, self._given_up, self._unanswered = now_s, {}, 0
                 self._answers += 1
                 return found
             if now_s >= until_s:
                 turns.missed()
+                self._turn_away()
                 self.missed += values is not None
                 self._given_up = {number: begin_s}
                 if now_s - self._heard_s >= self._deadline_s:
@@ -550,6 +608,14 @@ class SplitClient:
                     )
                 return None
             transport.pause(min(max(_LOOK_MIN_S, turns.typical_s() / _LOOKS), until_s - now_s))
+
+    def _turn_away(self) -> None:
+        """A request has no answer: where there are several servers, the next one may have to do."""
+        cut = self._cut
+        self._unanswered += 1
+        if cut.several and self._unanswered >= _MISSES and self._place < len(cut.servers) - 1:
+            self._place, self._unanswered = self._place + 1, 0
+            cut.send(TURNED, self._me, self._next(), loss=self._place)
 
 
 class _Open(NamedTuple):
@@ -562,6 +628,25 @@ class _Open(NamedTuple):
     codes: Tensor
     made: Tensor
     weights: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class _Copied:
+    """What a standby behind has had from here.
+
+    asked_s: when it asked last. asked: the number of that question. here: whether its newest is for this one.
+    last: the question that brought it the last copy.
+    """
+
+    asked_s: float
+    asked: int = 0
+    here: bool = False
+    last: int | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it has the last copy, since it has asked again."""
+        return self.last is not None and self.asked > self.last
 
 
 @dataclass(slots=True)
@@ -581,15 +666,15 @@ class Served:
 
 
 class SplitServer:
-    """The server in a crew, or its standby: the layers above the cut.
+    """The server in a crew, or a standby of it: the layers above the cut.
 
-    cut: of the crew (``crew.cut``); this peer is its server or standby.
+    cut: of the crew (``crew.cut``); this peer is its server or a standby.
     middle, criterion: as in ``SplitModel``.
     optimizer: of ``middle``; it takes a step for each request.
     served: what was done for each client.
-    took_over_s: this is the standby, and since this time its layers are the ones that clients train with;
+    took_over_s: this is a standby, and since this time its layers are the ones that clients train with;
         ``None``: it has not taken over.
-    replaced: this is the server, and its standby took over: the layers here are out of date.
+    replaced: a standby behind this peer took over: the layers here are out of date.
 
     Raises ValueError: this peer is a client, or ``middle`` is not as the form says.
     """
@@ -603,22 +688,28 @@ class SplitServer:
         criterion: Criterion = nn.functional.cross_entropy,
     ) -> None:
         if cut.transport.me not in cut.servers:
-            raise ValueError(f"SplitServer: peer {cut.server} is the server, not peer {cut.transport.me}")
+            raise ValueError(f"SplitServer: peer {cut.servers[0]} is the server, not peer {cut.transport.me}")
         self.middle, self._optimizer, self._criterion = middle, optimizer, criterion
         self._cut = cut
         self.took_over_s: float | None = None
         self.replaced = False
         self._require_fit()
-        stands_by = cut.transport.me == cut.standby
-        between = [COPY] if stands_by else [COPY_ASKED, TAKEN_OVER] * (cut.standby is not None)
-        cut.tensors.only([*between, *([] if stands_by else cut.ups())])
+        self._at = cut.servers.index(cut.transport.me)
+        self._place = 0 if cut.several else self._at
+        self._behind = range(0) if cut.several else range(self._place + 1, len(cut.servers))
+        self._mine = {client for client in cut.clients if cut.place(cut.transport.me, client) == 0}
+        self._mixed = dict.fromkeys(range(len(cut.servers)), 0)
+        self._mixed_s = dict.fromkeys(self._mixed, cut.transport.now_s())
+        self._unmixed = 0
+        self._end: tuple[float, Tensor] | None = None
+        self._take(serves=self._place == 0)
         self._turns = Deadline(cut.opened_s, headroom=_LINGERS)
         self._copies = Deadline(cut.opened_s, headroom=2.0, backoff=2.0, backoff_max=BACKOFF_MAX)
         self._seen = dict.fromkeys(cut.clients, 0)
         self._open: dict[int, _Open] = {}
         self._heard_s = dict.fromkeys(cut.clients, cut.transport.now_s())
-        self._copied, self._asked_s = 0, cut.transport.now_s()
-        self._last_copy: int | None = None
+        self._copied = {place: _Copied(cut.transport.now_s()) for place in self._behind}
+        self._has_copy = self._place == 0
         self.served = {client: Served() for client in cut.clients}
 
     @property
@@ -640,11 +731,13 @@ class SplitServer:
         Returns what was done for each.
         """
         transport = self._cut.transport
-        if transport.me == self._cut.standby and not self._stand_by(deadline_s):
+        if self._place and not self._stand_by(deadline_s):
             return self.served
         quiet_s = transport.now_s()
         while not self._is_replaced():
-            answered = sum(self._answer(client) for client in self._cut.clients)
+            self._adopt()
+            answered = sum(self._answer(client) for client in sorted(self._mine))
+            self._mix(answered)
             now_s, live = transport.now_s(), transport.live
             for client, served in self.served.items():
                 silent = now_s - self._heard_s[client] >= deadline_s
@@ -652,9 +745,10 @@ class SplitServer:
             if answered:
                 self._turns.completed(now_s - quiet_s)
                 quiet_s = now_s
-            over = all(served.finished or served.lost for served in self.served.values())
-            alone = self._copy(over, deadline_s)
+            over = all(self.served[client].finished or self.served[client].lost for client in self._mine)
+            alone = self._copy(over, deadline_s) and self._all_end(over, deadline_s)
             if over and alone and now_s - quiet_s >= self._turns.budget_s():  # the last answer has been taken
+                self._settle(deadline_s)
                 return self.served
             if not answered:
                 transport.pause(max(_LOOK_MIN_S, self._turns.typical_s() / _LOOKS))
@@ -662,8 +756,8 @@ class SplitServer:
 
     def _require_fit(self) -> None:
         """Before a client sends anything: these layers take what the form says, and make what it says."""
-        form, standby, has = self._cut.form, self._cut.standby, state_values(self.middle)
-        if standby is not None and has != form.server_values:
+        form, has = self._cut.form, state_values(self.middle)
+        if form.server_values and has != form.server_values:
             raise ValueError(
                 f"SplitServer: middle has {has:,} values of weights and buffers; the form says "
                 f"server_values={form.server_values}"
@@ -687,80 +781,208 @@ class SplitServer:
         if loss.numel() != 1:
             raise ValueError(f"SplitServer: the criterion makes {list(loss.shape)}; it must make a scalar")
 
-    # -- A server and its standby
+    # -- A server and its standbys
+
+    def _take(self, serves: bool) -> None:
+        """Take the messages that are for this server or standby, and of clients only if it serves."""
+        cut, places = self._cut, range(1, len(self._cut.servers))
+        if cut.several:
+            names = [f"{way}/{at}" for way in (LAYERS, SETTLED) for at in self._others]
+            names += [f"{TURNED}/{client}" for client in cut.clients]
+            cut.tensors.only(names + cut.ups(sorted(self._mine)))
+            return
+        names = [f"{COPY_ASKED}/{place}" for place in self._behind]
+        names += [f"{TAKEN_OVER}/{place}" for place in places if place != self._place]
+        names += [f"{COPY}/{self._place}"] if self._place and not serves else []
+        cut.tensors.only(names + (cut.ups(sorted(self._mine)) if serves else []))
 
     def _copy(self, over: bool, deadline_s: float) -> bool:
-        """Send the standby a copy, if it asks.
+        """Send copies to those that ask this one.
 
-        over: no client needs anything any more, so this copy is the last one.
-        Returns whether the standby needs no more: it has the last copy, or is gone, or there is none.
+        over: no client needs anything any more, so these copies are the last ones.
+        Returns whether nobody behind needs more: who asks here, and the next one that lives, has the last
+        copy, is gone, or has not asked for ``deadline_s``.
         """
-        cut = self._cut
-        if cut.standby is None or self.took_over_s is not None:
-            return True
-        asked, now_s = cut.newest(COPY_ASKED, None), cut.transport.now_s()
-        if asked is not None and asked.number > self._copied:
-            self._copied, self._asked_s = asked.number, now_s
-            if self._last_copy is not None:
-                return True
-            cut.send(COPY, None, asked.number, _state(self.middle), float(over))
-            self._last_copy = asked.number if over else None
-        taken = self._last_copy is not None and self._copied > self._last_copy
-        return taken or cut.standby not in cut.transport.live or now_s - self._asked_s >= deadline_s
+        cut, now_s, live = self._cut, self._cut.transport.now_s(), self._cut.transport.live
+        for place, copied in self._copied.items():
+            asked = cut.newest(COPY_ASKED, place)
+            if asked is None or asked.number <= copied.asked:
+                continue
+            copied.here = asked.loss == self._place
+            if not copied.here or not self._has_copy:
+                continue
+            copied.asked, copied.asked_s = asked.number, now_s
+            if copied.last is None:
+                cut.send_between(COPY, place, asked.number, _state(self.middle), float(over))
+                copied.last = asked.number if over else None
+        there = [place for place in self._behind if cut.servers[place] in live]
+        return all(
+            copied.taken or now_s - copied.asked_s >= deadline_s
+            for place, copied in self._copied.items()
+            if place in there and (copied.here or place == there[0])
+        )
+
+    def _serving(self) -> int:
+        """The place of the server now, as far as is known here."""
+        places = () if self._cut.several else range(len(self._cut.servers) - 1, 0, -1)
+        mine = self._place if self.took_over_s is not None else 0
+        return next((p for p in places if p > mine and self._cut.newest(TAKEN_OVER, p) is not None), mine)
 
     def _is_replaced(self) -> bool:
-        """Whether the standby serves the clients now."""
-        if self._cut.standby is not None and self.took_over_s is None:
-            self.replaced = self._cut.newest(TAKEN_OVER, None) is not None
+        """Whether one behind this one serves the clients now."""
+        self.replaced = self._serving() > self._place
         return self.replaced
 
     def _stand_by(self, deadline_s: float) -> bool:
-        """Keep a copy of the server's layers until it has finished (``False``) or is gone (``True``)."""
-        cut, transport = self._cut, self._cut.transport
-        budgets, number = self._copies, 0
-        while True:
-            number, begin_s = number + 1, transport.now_s()
-            cut.send(COPY_ASKED, None, number)
-            found = self._next_copy(number, deadline_s)
-            if found is None:
+        """Keep a copy of the server's layers. Returns whether to serve: nobody before this one is left."""
+        cut, transport, budgets = self._cut, self._cut.transport, self._copies
+        gone: set[int] = set()
+        number, serving = 0, 0
+        while not self._is_replaced():
+            if self._serving() > serving:
+                serving = self._serving()
+                gone.discard(serving)
+            before = [place for place in range(serving, self._place) if place not in gone]
+            if not before:
                 break
+            number, begin_s, source = number + 1, transport.now_s(), before[-1]
+            cut.send_between(COPY_ASKED, self._place, number, loss=source)
+            found = self._next_copy(source, number, deadline_s)
+            if found is None:
+                gone.add(source)
+                continue
             budgets.completed(transport.now_s() - begin_s)
             _take_state(self.middle, found.values)
+            self._has_copy = True
             if found.loss:
-                cut.send(COPY_ASKED, None, number + 1)
+                cut.send_between(COPY_ASKED, self._place, number + 1, loss=source)
+                while not self._copy(True, deadline_s):
+                    transport.pause(max(_LOOK_MIN_S, budgets.typical_s() / _LOOKS))
                 return False
-            self._rest(budgets.typical_s() * (1 / COPIES_SHARE - 1))
+            self._wait(source, budgets.typical_s() * (1 / COPIES_SHARE - 1), deadline_s)
+        if self.replaced:
+            return False
         self.took_over_s = transport.now_s()
-        cut.tensors.only(cut.ups())
-        cut.send(TAKEN_OVER, None, 1)
+        self._has_copy = True
+        self._mine = set(cut.clients)
+        self._take(serves=True)
+        cut.send_between(TAKEN_OVER, self._place, 1)
         self._heard_s = dict.fromkeys(cut.clients, self.took_over_s)
         return True
 
-    def _next_copy(self, number: int, deadline_s: float) -> _Message | None:
-        """Wait for a copy; ``None``: the server is gone."""
-        cut, transport, budgets = self._cut, self._cut.transport, self._copies
-        for _ in range(1 if number == 1 else _COPY_MISSES):
-            now_s = transport.now_s()
-            until_s = now_s + (deadline_s if number == 1 else budgets.budget_s())
-            while now_s < until_s:
-                found = cut.newest(COPY, None)
-                if found is not None and found.number >= number:
-                    return found
-                if cut.server not in transport.live:
-                    return None
-                transport.pause(min(max(_LOOK_MIN_S, budgets.typical_s() / _LOOKS), until_s - now_s))
-                now_s = transport.now_s()
+    def _next_copy(self, source: int, number: int, deadline_s: float) -> _Message | None:
+        """Wait for a copy from the one at that place; ``None``: it is gone, or another one serves now."""
+        budgets = self._copies
+        for _ in range(_MISSES if self._has_copy else 1):
+            for_s = budgets.budget_s() if self._has_copy else deadline_s
+            if not self._wait(source, for_s, deadline_s, number):
+                return None
+            found = self._cut.newest(COPY, self._place)
+            if found is not None and found.number >= number:
+                return found
             budgets.missed()
         return None
 
-    def _rest(self, for_s: float) -> None:
-        """Stand still, unless the server leaves."""
-        transport = self._cut.transport
-        now_s = transport.now_s()
-        until_s = now_s + for_s
-        while now_s < until_s and self._cut.server in transport.live:
-            transport.pause(min(max(_LOOK_MIN_S, for_s / _LOOKS), until_s - now_s))
-            now_s = transport.now_s()
+    def _wait(self, source: int, for_s: float, deadline_s: float, number: int = NUMBERED_MAX) -> bool:
+        """Stand still, and hand copies on, until a copy of that number is here, or for so long.
+
+        Returns False at once where the one that is asked has left, or one after it serves.
+        """
+        cut, transport, begin_s = self._cut, self._cut.transport, self._cut.transport.now_s()
+        look_s = min(for_s, max(_LOOK_MIN_S, self._copies.typical_s() / _LOOKS))
+        while (left_s := begin_s + for_s - transport.now_s()) > 0:
+            found = cut.newest(COPY, self._place)
+            if found is not None and found.number >= number:
+                return True
+            if cut.servers[source] not in transport.live or self._serving() > source:
+                return False
+            self._copy(False, deadline_s)
+            transport.pause(min(look_s, left_s))
+        return True
+
+    # -- Several servers
+
+    @property
+    def _others(self) -> list[int]:
+        """The other servers' numbers in their order."""
+        return [at for at in range(len(self._cut.servers)) if at != self._at]
+
+    def _adopt(self) -> None:
+        """Serve clients that have turned to this server, and no more those that have turned away."""
+        cut, me = self._cut, self._cut.transport.me
+        if not cut.several:
+            return
+        now = {client for client in cut.clients if cut.place(me, client) == self._turned(client)}
+        if now != self._mine:
+            self._heard_s |= dict.fromkeys(now - self._mine, cut.transport.now_s())
+            self._mine = now
+            self._take(serves=True)
+
+    def _turned(self, client: int) -> int:
+        """The place of the server that a client asks."""
+        found = self._cut.newest(TURNED, client)
+        return 0 if found is None else int(found.loss)
+
+    def _mix(self, answered: int) -> None:
+        """Publish these layers once each client has been answered, and mix what others have published."""
+        cut = self._cut
+        if not cut.several:
+            return
+        self._unmixed += answered
+        if self._unmixed >= max(1, len(self._mine)):
+            self._unmixed = 0
+            self._tell_layers()
+        for at in self._others:
+            found = cut.newest(LAYERS, at)
+            if found is not None and found.number > self._mixed[at]:
+                self._mixed[at], self._mixed_s[at] = found.number, cut.transport.now_s()
+                share = 1 / len(cut.servers)
+                _take_state(self.middle, torch.lerp(_state(self.middle), found.values, share))
+
+    def _tell_layers(self, end: float = 0.0) -> None:
+        """Publish them. end: 0, or, in the end, ``_COUNTS`` or ``_SERVED_NOBODY``."""
+        self._mixed[self._at] += 1
+        self._end = (end, _state(self.middle)) if end else None
+        self._cut.send_between(LAYERS, self._at, self._mixed[self._at], _state(self.middle), end)
+
+    def _end_of(self, at: int) -> tuple[float, Tensor] | None:
+        """How a server ended, and with what; ``None``: it goes on."""
+        if at == self._at:
+            return self._end
+        found = self._cut.newest(LAYERS, at)
+        return None if found is None or not found.loss else (found.loss, found.values)
+
+    def _all_end(self, over: bool, deadline_s: float) -> bool:
+        """Of several servers: tell others when this one ends; whether all do, or are gone.
+
+        One that has clients publishes, or gives them up after ``deadline_s``; so one that did neither for
+        twice as long is gone.
+        """
+        cut, now_s = self._cut, self._cut.transport.now_s()
+        if over and cut.several and self._end is None:
+            self._tell_layers(_COUNTS if self._mine else _SERVED_NOBODY)
+        return all(
+            self._end_of(at) is not None
+            or cut.servers[at] not in cut.transport.live
+            or now_s - self._mixed_s[at] >= 2 * deadline_s
+            for at in (self._others if cut.several else ())
+        )
+
+    def _settle(self, deadline_s: float) -> None:
+        """Several servers that end take the mean, and stay until the others have all it takes for that."""
+        cut, transport, begin_s = self._cut, self._cut.transport, self._cut.transport.now_s()
+        if not cut.several:
+            return
+        ends = {at: end for at in range(len(cut.servers)) if (end := self._end_of(at)) is not None}
+        cut.send_between(SETTLED, self._at, 1)
+        counted = [values for how, values in ends.values() if how == _COUNTS]
+        if counted:
+            _take_state(self.middle, torch.stack(counted).mean(0))
+        there = ends.keys() - {self._at}
+        while transport.now_s() - begin_s < deadline_s and any(
+            cut.servers[at] in transport.live and cut.newest(SETTLED, at) is None for at in there
+        ):
+            transport.pause(max(_LOOK_MIN_S, self._turns.typical_s() / _LOOKS))
 
     # -- Requests
 

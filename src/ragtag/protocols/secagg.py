@@ -110,7 +110,7 @@ _SUMMED = struct.Struct("<HH")
 _OWNER = struct.Struct("<H")
 _LEAST_S = 1e-6
 _FEW = 4
-"""Fewer stages say too little of how long the next one may take."""
+"""After fewer stages than these the head-room is larger: so many times after one."""
 
 
 class SecureStage(IntEnum):
@@ -604,8 +604,8 @@ def _read_who_owns(raw: bytes, setting: SecureSetting) -> tuple[frozenset[PeerId
 class SecureWaits:
     """How long one peer waits in each stage: as long as such stages took before, with head-room.
 
-    most_s: before there were ``_FEW`` such stages, and where going on without those that lack would end the
-        round.
+    most_s: before there was such a stage (of the first, which lasts until all have called, before there were
+        ``_FEW``), and where going on without those that lack would end the round.
     floor_s: of the clock by which messages are taken.
     """
 
@@ -616,11 +616,12 @@ class SecureWaits:
 
     def budget_s(self, what: str) -> float:
         """At most ``most_s``."""
-        if self._seen.get(what, 0) < _FEW:
+        seen = self._seen.get(what, 0)
+        if seen < (_FEW if what == SecureStage.KEYS.name else 1):  # how far apart peers call, too
             return self.most_s
         deadline = self._deadlines[what]
         deadline.floor_s = self.floor_s
-        return min(self.most_s, deadline.budget_s())
+        return min(self.most_s, deadline.budget_s(max(1.0, _FEW / seen)))
 
     def whole(self, what: str, took_s: float) -> None:
         """All that was waited for came."""

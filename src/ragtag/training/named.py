@@ -135,6 +135,8 @@ class NamedTensors:
     averaged, computed: names to shapes (or examples), on all peers the same; a name is in one of them.
     method: how the former are averaged; all at once.
     codec: how both travel.
+    pushed: computed values go out whole when they are published, as for those that stand still for them; else
+        others ask for them, a window at a time, and nothing else waits behind them.
     settings: in words, what else all peers have to do alike; peers with others are refused.
     founded: how many seats the crew had at first.
     away: whether this peer is still on its way into the crew; asked with the channel of the averages.
@@ -156,6 +158,7 @@ class NamedTensors:
         method: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
         seed: int = 0,
+        pushed: bool = False,
         settings: str = "",
         founded: int | None = None,
         away: Callable[[int], bool] = lambda channel: False,
@@ -187,7 +190,7 @@ class NamedTensors:
             transport.configure(self._channel, self._schema, averager, self._codec)
         if self._computed:
             sizes = [self._rows(form) for form in self._computed.values()]
-            by = published(sizes)
+            by = published(sizes, pushed=pushed)
             schema = Schema(_specs(self._computed), self._codec.name, by.name, f"{name}: computed{alike}")
             transport.configure(self._published, schema, by, self._codec)
             transport.publish(Publish(self._published, {}))

@@ -272,14 +272,19 @@ class Crew:
         return made
 
     def cut(
-        self, form: CutForm, *, server: PeerId = 0, standby: PeerId | None = None, name: str = "split"
+        self,
+        form: CutForm,
+        *,
+        server: PeerId | Sequence[PeerId] = 0,
+        standby: PeerId | Sequence[PeerId] | None = None,
+        name: str = "split",
     ) -> Cut:
         """A cut between clients and a server, for ``ragtag.privacy.SplitClient`` and ``SplitServer``.
 
         form: what crosses, on all peers the same.
-        server: the peer that trains the layers above the cut.
-        standby: the peer that has a copy of these layers, and goes on where the server dies or freezes. All
-            others that are here now are clients.
+        server: the peer that trains the layers above the cut; or several, among which clients are dealt.
+        standby: the peer that has a copy of these layers, and goes on where the server dies or freezes; or
+            several, in the order in which they do. All others that are here now are clients.
         name: of this cut, on all peers the same.
 
         Raises SchemaMismatch where another peer has another form, server or standby; ValueError for what

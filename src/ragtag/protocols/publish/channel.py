@@ -7,8 +7,9 @@
 | ASK | peer, holder | the question's number | - | up to ``WINDOW`` rows that the peer lacks |
 | ROWS | back | the question's number | the tensor | those rows; version in ``heard``, age (s) in ``weight`` |
 | GONE | back | the question's number | page | as TOLD: a version that was asked for is not held any more |
+| PUSH | maker, peer | revision | the tensor | all rows, as ROWS, to a peer that said it takes them so |
 
-A receiver asks; no peer sends values that were not asked for. So loss, duplication and reordering need no
+A receiver asks; no peer sends values that nobody asked for. So loss, duplication and reordering need no
 rule: rows that do not come are asked for again, of the same peer or of another that has them, and a row that
 comes twice is taken once. At most one window is on its way between two peers, so other messages between them
 wait for ``WINDOW`` rows at most. A newcomer tells that it has nothing, hears what there is, and asks for it.
@@ -23,13 +24,18 @@ The difference between the trainer's clock and a version's is the value's age in
 go on where an earlier run of it ended. Peers tell each other with which clock the run began, its *base*; the
 highest holds.
 
+**Pushed** channels are for values that a peer stands still for. What it takes it marks in what it tells,
+which is a question once for all: a maker sends rows of a new version at once, and tells of it behind them,
+which saves two latencies. Of what is lost the receiver knows then, and asks. Nobody else is asked for rows
+that their maker is about to send: not before it has told, or was silent for as long as an answer may take.
+
 A holder keeps the version before the newest as long as it is asked for. So a receiver that is slower than the
 publisher still gets one version whole.
 
 Bytes, where nothing is lost: a peer that publishes sends and gets one TELL and one TOLD per other peer and
 page (``PAGE`` tensors) on which anything is new. A peer sends ``ceil(r / WINDOW)`` ASKs for the r rows that
 it takes from another at once (more where they belong to over ``ASKS_MAX`` tensors), and each row travels
-once.
+once. A pushed value saves its ASKs.
 """
 
 from __future__ import annotations
@@ -69,7 +75,7 @@ from ragtag.protocols.channel.averager import Averager, Opening
 from ragtag.protocols.node import Node
 from ragtag.protocols.rounds.base import blob_message
 
-TELL, TOLD, ASK, ROWS, GONE = range(5)
+TELL, TOLD, ASK, ROWS, GONE, PUSH = range(6)
 WINDOW = 64
 """Rows on their way between two peers at once: 68 KiB, which a line of 100 Mbit/s carries in 6 ms."""
 TENSORS_MAX = 1024
@@ -81,7 +87,7 @@ _NUMBER_MAX = (1 << 32) - 1
 _GRANULARITY_S = 1e-3
 _DOUBLINGS_MAX = 10
 _PAGE = struct.Struct("<IH2x")
-_VERSION = struct.Struct("<IHxxI")
+_VERSION = struct.Struct("<IH?xI")
 _ASKED = struct.Struct("<fH2x")
 _ROWS = struct.Struct("<HxxIIIQ")
 PAGE = (CHUNK_BYTES - _PAGE.size) // _VERSION.size
@@ -134,6 +140,7 @@ class _Remote:
     """What is known of one other peer.
 
     holds: the versions that it says it has.
+    takes: tensors of which it wants new versions at once, unasked.
     behind: pages of which it has not acknowledged the newest revision.
     tries: how often it was told of them.
     tell_s: when it is told of them again.
@@ -148,6 +155,7 @@ class _Remote:
 
     answers: Deadline
     holds: dict[int, Version] = field(default_factory=dict)
+    takes: set[int] = field(default_factory=set)
     behind: set[int] = field(default_factory=set)
     tries: int = 0
     tell_s: float = math.inf
@@ -178,7 +186,8 @@ class Publisher:
     done = highest = -1
     active = None
 
-    def __init__(self, opening: Opening, sizes: tuple[int, ...]) -> None:
+    def __init__(self, opening: Opening, sizes: tuple[int, ...], pushed: bool = False) -> None:
+        self._pushed = pushed
         self._number, self._crew, self._sizes = opening.number, opening.crew, sizes
         self._rtt_s, self._probe_s = opening.channel.rtt_s, opening.channel.probe_s
         self.held: list[Held | None] = [None] * len(sizes)
@@ -189,6 +198,7 @@ class Publisher:
         self._coming: dict[int, _Coming] = {}
         self._lacking: dict[int, Version] = {}
         self._wanted = frozenset(range(len(sizes)))
+        self._due: dict[int, float] = {}  # until when rows are to come that their maker pushes
         self._revision = 0
         others = opening.crew.presence.others - opening.crew.gone
         self._remotes = {peer: self._new_remote() for peer in sorted(others)}
@@ -251,9 +261,33 @@ class Publisher:
             version = ask.versions.get(tensor) or self._next(tensor, rows, ask.clock)
             if version > self.version(tensor):
                 self._replace(tensor, Held(version, rows, now_s))
-        pages = {tensor // PAGE for tensor in ask.rows} or set(self._pages)
+        pages = {tensor // PAGE for tensor in ask.rows}
+        if not pages or ask.wanted is not None:
+            pages = set(self._pages)
         self._revision = (self._revision + 1) & _NUMBER_MAX
-        return self._announce(now_s, pages, self._remotes) + self._ask_all(now_s)
+        pushes = self._push_all(now_s, ask.rows)  # before it tells of them
+        return pushes + self._announce(now_s, pages, self._remotes) + self._ask_all(now_s)
+
+    def _push_all(self, now_s: float, tensors: Iterable[int]) -> list[Effect]:
+        me = self._crew.me
+        made = [tensor for tensor in tensors if self.version(tensor).maker == me]
+        takers = [peer for peer, remote in self._remotes.items() if remote.takes.intersection(made)]
+        effects: list[Effect] = []
+        for peer in sorted(takers, key=lambda peer: (peer - me) % PEERS_MAX):  # no two begin with one
+            effects += self._push(now_s, peer, sorted(self._remotes[peer].takes.intersection(made)))
+        return effects
+
+    def _push(self, now_s: float, peer: PeerId, tensors: list[int]) -> list[Effect]:
+        """Send whole values; what has not left in the time of as many answers is to be asked for."""
+        windows = len(self._remotes) * -(-sum(self._sizes[tensor] for tensor in tensors) // WINDOW)
+        until_s = now_s + self._pause_s(peer, self._remotes[peer]) * windows
+        effects: list[Effect] = []
+        for tensor in tensors:
+            held = self.held[tensor]
+            assert held is not None
+            key = MessageKey(self._number, self._revision, PUSH, tensor)
+            effects.append(Send(_rows_of(peer, key, held, None, now_s), until_s))
+        return effects
 
     def _require(self, tensor: int, rows: Bytes) -> None:
         if not 0 <= tensor < len(self._sizes):
@@ -272,6 +306,7 @@ class Publisher:
     def _replace(self, tensor: int, new: Held) -> None:
         """Take a newer value. The one before is kept, unless a still older one is being asked for."""
         before = self.held[tensor]
+        self._due.pop(tensor, None)
         if tensor in self._older_asked:
             self._older_asked.discard(tensor)
         elif before is not None:
@@ -286,9 +321,10 @@ class Publisher:
 
     def _want(self, wanted: frozenset[int]) -> None:
         self._wanted = wanted
-        for tensor in [tensor for tensor in self._lacking if tensor not in wanted]:
-            del self._lacking[tensor]
-            self._coming.pop(tensor, None)
+        for tensor in range(len(self._sizes)):
+            if tensor not in wanted:
+                self._lacking.pop(tensor, None)
+                self._coming.pop(tensor, None)
         for remote in self._remotes.values():
             for tensor, version in remote.holds.items():
                 self._hear_of(tensor, version)
@@ -323,29 +359,51 @@ class Publisher:
     def _page(self, peer: PeerId, stage: int, number: int, page: int) -> Run:
         tensors = range(page * PAGE, min((page + 1) * PAGE, len(self._sizes)))
         blob = _PAGE.pack(self.base, page)
-        blob += b"".join(_VERSION.pack(*self.version(tensor)) for tensor in tensors)
+        for tensor in tensors:
+            clock, maker, digest = self.version(tensor)
+            blob += _VERSION.pack(clock, maker, self._pushed and tensor in self._wanted, digest)
         return _small(peer, MessageKey(self._number, number, stage, page), blob)
 
-    def _learn(self, peer: PeerId, remote: _Remote, blob: bytes) -> int | None:
+    def _learn(self, now_s: float, peer: PeerId, remote: _Remote, blob: bytes) -> int | None:
         """Take what a peer says it has. Returns the page; ``None``: the message makes no sense."""
         base, page = _PAGE.unpack_from(blob)
-        most = max(self.latest, self.base) + AHEAD_MAX
-        if page not in self._pages or base > most:
+        if page not in self._pages or base > self._clock_most:
             return None
+        most = self._clock_most
         self.base = max(self.base, base)
         first = page * PAGE
         for tensor in range(first, min(first + PAGE, len(self._sizes))):
-            version = Version(*_VERSION.unpack_from(blob, _PAGE.size + (tensor - first) * _VERSION.size))
+            at = _PAGE.size + (tensor - first) * _VERSION.size
+            clock, maker, takes, digest = _VERSION.unpack_from(blob, at)
+            (remote.takes.add if takes else remote.takes.discard)(tensor)
+            version = Version(clock, maker, digest)
             if version.clock > most or version.maker >= PEERS_MAX:
                 continue
             self.latest, self.heard = max(self.latest, version.clock), self.heard or version > NONE
             remote.holds[tensor] = version
-            self._hear_of(tensor, version)
+            if self._hear_of(tensor, version) and self._pushed:
+                self._expect(now_s, tensor, version)
+            if version.maker == peer:
+                self._due.pop(tensor, None)  # it tells behind the rows
         return int(page)
 
-    def _hear_of(self, tensor: int, version: Version) -> None:
-        if tensor in self._wanted and version > max(self.version(tensor), self._lacking.get(tensor, NONE)):
-            self._lacking[tensor] = version
+    @property
+    def _clock_most(self) -> int:
+        return max(self.latest, self.base) + AHEAD_MAX
+
+    def _expect(self, now_s: float, tensor: int, version: Version) -> None:
+        """Its maker is about to send the rows of a new version, or is sending them."""
+        remote = self._remotes.get(version.maker)
+        if remote is not None:
+            self._due[tensor] = now_s + self._pause_s(version.maker, remote)
+
+    def _hear_of(self, tensor: int, version: Version) -> bool:
+        """Whether it is one that this peer wants and lacks, and had not heard of."""
+        known = max(self.version(tensor), self._lacking.get(tensor, NONE))
+        if tensor not in self._wanted or version <= known:
+            return False
+        self._lacking[tensor] = version
+        return True
 
     def _gone(self, remote: _Remote, number: int, page: int) -> None:
         """A holder no longer has the versions that it was asked for: forget the rows of those."""
@@ -363,13 +421,18 @@ class Publisher:
         """Ask each holder that has no question open, for a window at most."""
         asks: dict[PeerId, list[int]] = {}
         nowhere: set[int] = set()
+        effects: list[Effect] = []
         for tensor in sorted(self._lacking):
+            due_s, maker = self._due.get(tensor, now_s), self._lacking[tensor].maker
+            if due_s > now_s and maker in self._remotes:
+                effects += self._wake(maker, self._remotes[maker], due_s)
+                continue
             source = self._source(now_s, tensor)
             if source is None:
                 nowhere |= {tensor} if not self._holders(tensor) else set()
             elif self._remotes[source].question is None:
                 asks.setdefault(source, []).append(tensor)
-        effects = self._look_around(now_s, nowhere) if nowhere else []
+        effects += self._look_around(now_s, nowhere) if nowhere else []
         for source, tensors in asks.items():
             effects += self._ask(now_s, source, tensors)
         return effects
@@ -479,7 +542,7 @@ class Publisher:
         remote, stage = self._remotes.get(run.peer), run.key.stage
         if remote is None:
             return []
-        if stage == ROWS:
+        if stage in (ROWS, PUSH):
             return self._rows(now_s, run, remote)
         blob = _read(run)
         if blob is None:
@@ -488,7 +551,7 @@ class Publisher:
             return self._answer(now_s, run, remote, blob)
         if stage not in (TELL, TOLD, GONE):
             return []
-        page = self._learn(run.peer, remote, blob)
+        page = self._learn(now_s, run.peer, remote, blob)
         if page is None:
             return []
         effects: list[Effect] = []
@@ -508,6 +571,8 @@ class Publisher:
             return []
         if k and run.payload.shape[1] != CHUNK_BYTES:
             return []
+        if run.key.stage == PUSH:
+            return self._take_pushed(now_s, run, tensor)
         question, coming = remote.question, self._coming.get(tensor)
         if remote.given_up is not None and run.key.round == remote.given_up.number:
             remote.answers.late(now_s - remote.given_up.sent_s)
@@ -526,6 +591,23 @@ class Publisher:
         if not question.open and not question.came:
             return effects + self._unanswered(now_s, run.peer, remote)
         return effects + (self._ask_all(now_s) if self._close_if_over(now_s, run.peer, remote) else [])
+
+    def _take_pushed(self, now_s: float, run: Run, tensor: int) -> list[Effect]:
+        """Rows that their maker sends unasked. A version that is being asked for comes to its end first."""
+        there = run.heard if run.mask is None else run.heard[run.mask]
+        if not self._pushed or tensor not in self._wanted or not len(there):
+            return []
+        mark = int(there[0])
+        version = Version(mark >> 32, run.peer, mark & 0xFFFFFFFF)
+        if version <= self.version(tensor) or version.clock > self._clock_most:
+            return []
+        coming = self._coming.get(tensor)
+        if coming is None or (coming.version < version and tensor not in self._lacking):
+            coming = self._coming[tensor] = self._collect(tensor, version)
+        if coming.version != version or not self._store(run, coming):
+            return []
+        self._expect(now_s, tensor, version)
+        return self._complete(now_s, run, tensor, coming)
 
     def _store(self, run: Run, coming: _Coming) -> bool:
         """Take the rows of the version that is collected; whether any was new."""
@@ -558,6 +640,7 @@ class Publisher:
         age_s = float(run.weight[0])
         made_s = now_s - (age_s if 0 <= age_s < math.inf else 0.0)
         if version > self.version(tensor):
+            self.heard = True
             coming.rows.flags.writeable = False
             self._replace(tensor, Held(version, coming.rows, made_s))
         return []
@@ -624,7 +707,7 @@ class Publisher:
         return self._ask_all(now_s)
 
 
-def _rows_of(peer: PeerId, key: MessageKey, held: Held, asked: Bools, now_s: float) -> Run:
+def _rows_of(peer: PeerId, key: MessageKey, held: Held, asked: Bools | None, now_s: float) -> Run:
     size, mark = len(held.rows), held.version.clock << 32 | held.version.digest
     weight = np.full(size, max(0.0, now_s - held.made_s), np.float32)
     heard = np.full(size, mark, np.uint64)
@@ -655,8 +738,11 @@ def publisher_of(node: Node, channel: int) -> Publisher:
     return machine
 
 
-def published(sizes: Iterable[int]) -> Averager:
-    """An averager that opens a channel of named tensors. sizes: how many rows each has, at least 1.
+def published(sizes: Iterable[int], *, pushed: bool = False) -> Averager:
+    """An averager that opens a channel of named tensors.
+
+    sizes: how many rows each has, at least 1.
+    pushed: what this peer wants its makers are to send at once, before it asks.
 
     Raises:
         ValueError: there are no tensors, too many, or one has no rows.
@@ -664,4 +750,4 @@ def published(sizes: Iterable[int]) -> Averager:
     rows = tuple(sizes)
     if not 1 <= len(rows) <= TENSORS_MAX or min(rows) < 1:
         raise ValueError(f"{len(rows)} named tensors; 1 to {TENSORS_MAX} with values can be published")
-    return Averager("published", lambda opening: Publisher(opening, rows), "published")
+    return Averager("published", lambda opening: Publisher(opening, rows, pushed), "published")

@@ -73,7 +73,9 @@ NOTES = (
     "clients, each with one sample, of other classes. Both are judged by the squared error over that of "
     "the mean sample.",
     f"Differential privacy: noise {NOISE:g}, norm {NORM:g}, epsilon at delta {DELTA:g} for a sample of a "
-    f"client, of which each has 352. NoPeek has weight {NOPEEK:g}.",
+    f"client, of which each has 352. NoPeek has weight {NOPEEK:g}, and otherwise the net, optimizer and "
+    "epochs of all ways here. The recipe nopeek trains another net (batch normalisation), by Adam, in "
+    "batches of 128, for 60 epochs; its figures need not agree with these.",
     "Learning rates and noise were chosen on a seed that is not measured. Rows judge the worst seed.",
 )
 NOT_JUDGED = (

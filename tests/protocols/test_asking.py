@@ -76,6 +76,30 @@ def test_what_was_on_its_way_and_comes_while_an_answer_may_take_counts(method: A
     assert whole(outcome) and outcome.missed == ()
 
 
+@METHODS
+def test_who_does_not_answer_costs_the_time_of_an_answer_however_patient_the_averager_is(
+    method: Averager,
+) -> None:
+    """Rounds take 84 ms, as one of two peers begins 50 ms after the other; then the third falls silent."""
+    world, own = World(3, method, 8, floor_s=0.004, probe_s=0.3), vectors(3, 8)
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        silent = source == 2 and run.key.round >= ODD
+        return [] if silent else [(0.03 if run.key.stage == GATHER else 0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if len(world.outcomes[peer]) <= LAST:
+            world.average(peer, own[peer], after_s=0.1 + 0.05 * (peer == 1))
+
+    world.carry, world.on_done = carry, again
+    for peer in range(3):
+        world.average(peer, own[peer])
+    world.run()
+    calm, odd = world.outcomes[0][ODD - 1 : ODD + 1]
+    assert odd.missed == (2,)
+    assert odd.total_s < 2 * calm.total_s
+
+
 # -- What is answered
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ragtag.core.types import Arrived, Average, Effect, Expired, MessageKey, Outcome, Run, Send
+from ragtag.protocols.channel.at_once import JUMP_MAX, Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
@@ -128,6 +129,16 @@ def test_a_round_that_is_skipped_is_over_as_one_that_has_ended() -> None:
     assert [asked(node, number, SCATTER, 1) for number in (5, 6, 7)] == [[NEVER], [NEVER], [HERE]]
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
     assert [asked(node, number, SCATTER, 1) for number in (6, 7, 8)] == [[NEVER], [HERE], [HERE]]
+
+
+def test_a_question_tells_which_round_the_others_are_in_but_for_one_that_is_made_up() -> None:
+    node = founder()
+    assert not node.newer(0)
+    assert asked(node, JUMP_MAX + 1, SCATTER, 1) == [HERE] and not node.newer(0)
+    assert asked(node, 6, SCATTER, 1) == [HERE] and node.newer(0)
+    node.step(1.0, Average(0, vectors(3, 6)[0], 0.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == 6
 
 
 def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:

@@ -225,8 +225,8 @@ def _crews(found: Outcomes) -> Table:
     setup = found.crews[GATHERS, CALM][0].setup
     ideal = setup.peers / sum(setup.speeds(CALM))
     title = (
-        f"Goodput, and virtual time: {setup.peers} peers, {setup.samples_per_s(CALM):.0f} samples a second in all "
-        f"(a step at the pace of the slowest can have {ideal:.0%} of that)"
+        f"Goodput, and virtual time: {setup.peers} peers, {setup.samples_per_s(CALM):.0f} samples a second "
+        f"in all (a step at the pace of the slowest can have {ideal:.0%} of that)"
     )
     reached = f"s to a loss of {LOSS:g}"
     heads = ("crew", "goodput", "of the living's", reached, "samples a step", "dropped", "peers at the end")

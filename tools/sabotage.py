@@ -1092,6 +1092,34 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "np.uint64(bits[i - 1]) << _HALF | total, heard[i]",
         ("tests/network/test_frame.py", "-k", "chunks_anywhere or what_arrives"),
     ),
+    Sabotage(
+        "target batch: what an owner that died was given is lost",
+        "src/ragtag/training/exchange/asked.py",
+        "carries=asked.target is not None",
+        "carries=False",
+        (TARGET, "-k", "owner_that_died"),
+    ),
+    Sabotage(
+        "all-reduce: an answer may take as long as the averager is patient",
+        "src/ragtag/protocols/rounds/progress.py",
+        "return max(self._usual_s, self.begun.answer_s)",
+        "return max(self.begun.gather_s, self.begun.answer_s)",
+        ("tests/protocols/test_asking.py", "-k", "however_patient"),
+    ),
+    Sabotage(
+        "all-reduce: the next peer takes the blocks of all dead ones before it",
+        "src/ragtag/protocols/rounds/layout.py",
+        "return _alive(tuple(range(n)), live, present, auxiliary, _heirs)",
+        "return _alive(tuple(range(n)), live, present, auxiliary, _next_of)",
+        ("tests/protocols/test_layout.py",),
+    ),
+    Sabotage(
+        "rounds: a question does not tell which round others are in",
+        "src/ragtag/protocols/channel/at_once.py",
+        "            self._believes(number)\n            machine",
+        "            machine",
+        ("tests/protocols/test_asking.py", "-k", "made_up"),
+    ),
 )
 
 

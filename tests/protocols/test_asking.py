@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ragtag.core.types import Arrived, Average, Effect, Expired, MessageKey, Outcome, Run, Send
+from ragtag.protocols.channel.at_once import JUMP_MAX, Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
@@ -76,6 +77,30 @@ def test_what_was_on_its_way_and_comes_while_an_answer_may_take_counts(method: A
     assert whole(outcome) and outcome.missed == ()
 
 
+@METHODS
+def test_who_does_not_answer_costs_the_time_of_an_answer_however_patient_the_averager_is(
+    method: Averager,
+) -> None:
+    """Rounds take 84 ms, as one of two peers begins 50 ms after the other; then the third falls silent."""
+    world, own = World(3, method, 8, floor_s=0.004, probe_s=0.3), vectors(3, 8)
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        silent = source == 2 and run.key.round >= ODD
+        return [] if silent else [(0.03 if run.key.stage == GATHER else 0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if len(world.outcomes[peer]) <= LAST:
+            world.average(peer, own[peer], after_s=0.1 + 0.05 * (peer == 1))
+
+    world.carry, world.on_done = carry, again
+    for peer in range(3):
+        world.average(peer, own[peer])
+    world.run()
+    calm, odd = world.outcomes[0][ODD - 1 : ODD + 1]
+    assert odd.missed == (2,)
+    assert odd.total_s < 2 * calm.total_s
+
+
 # -- What is answered
 
 
@@ -104,6 +129,16 @@ def test_a_round_that_is_skipped_is_over_as_one_that_has_ended() -> None:
     assert [asked(node, number, SCATTER, 1) for number in (5, 6, 7)] == [[NEVER], [NEVER], [HERE]]
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
     assert [asked(node, number, SCATTER, 1) for number in (6, 7, 8)] == [[NEVER], [HERE], [HERE]]
+
+
+def test_a_question_tells_which_round_the_others_are_in_but_for_one_that_is_made_up() -> None:
+    node = founder()
+    assert not node.newer(0)
+    assert asked(node, JUMP_MAX + 1, SCATTER, 1) == [HERE] and not node.newer(0)
+    assert asked(node, 6, SCATTER, 1) == [HERE] and node.newer(0)
+    node.step(1.0, Average(0, vectors(3, 6)[0], 0.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == 6
 
 
 def test_who_takes_another_for_the_owner_of_a_block_says_so() -> None:

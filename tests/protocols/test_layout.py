@@ -50,6 +50,15 @@ def test_only_a_dead_owners_block_moves(seed: int, n: int, data: st.DataObject) 
         assert after[lost[0]] != dies
 
 
+def test_of_a_row_of_dead_owners_no_peer_takes_all_blocks() -> None:
+    """Of 64 peers the first eight die, one after the other: then nobody owns more than three of the blocks
+    that they had, and a death takes no more than that along.
+    """
+    for dead in range(1, 9):
+        owners = fixed_owners(64, frozenset(range(dead, 64)))[:dead]
+        assert max(Counter(owners).values()) <= 3
+
+
 def test_every_peer_owns_every_block_in_turn() -> None:
     """600 rounds of 6 peers: each (block, owner) pair about 100 times (5 deviations: 46)."""
     everyone = frozenset(range(6))

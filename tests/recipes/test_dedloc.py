@@ -24,6 +24,7 @@ from ragtag.recipes.dedloc.mixes import (
 )
 from ragtag.recipes.dedloc.training import (
     CALM,
+    CHANGING,
     FAULTY,
     GATHERS,
     LOCKSTEP,
@@ -67,6 +68,7 @@ def results(
 ) -> Outcomes:
     """All is well, but for what one crew and the random mixes are given."""
     crews = {(r, w): [ran(r, w)] for r in (GATHERS, LOCKSTEP) for w in (CALM, FAULTY)}
+    crews[GATHERS, CHANGING] = [ran(GATHERS, CHANGING)]
     crews[rule, world] = [ran(rule, world, **more)]
     alone = [[loss + shift for loss in FALLING] for shift in (-0.001, 0.0, 0.001)]
     found = mixes.RandomMixes([1.0, 1.2], [1.0, 1.1], [1.0], 1)
@@ -88,6 +90,9 @@ def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
     ]
     dropped = {"dropped": {"late": 140.0}}
     assert failed(all_rows(results(world=FAULTY, **dropped))) == [f"{FAULTY}: dropped, of those computed"]
+    assert failed(all_rows(results(world=CHANGING, losses=late))) == [
+        f"{CHANGING}: of 2 windows, outside the band"
+    ]
     assert failed(all_rows(results(**dropped))) == ["calm: dropped, of those computed"]
     assert failed(all_rows(results(unaccounted=1.0))) == ["calm: neither counted, dropped nor pending"]
     assert failed(all_rows(results(counted=1364.0))) == ["calm: counted by peers, over those in means"]
@@ -129,12 +134,26 @@ def test_what_peers_can_compute_while_they_live_and_run() -> None:
     setup = CrewSetup(peers=4, target=500, batch=5, steps=20, change=4)
     faults, until_s = setup.faults(FAULTY), 60.0
     assert [crash.peer for crash in faults.crashes] == [1, 2] and faults.freezes[0].peer == 3
-    assert setup.computable(CALM, until_s) == pytest.approx(setup.samples_per_s * until_s)
+    assert setup.computable(CALM, until_s) == pytest.approx(setup.samples_per_s(CALM) * until_s)
     lost_s = [0.0, *(until_s - crash.at_s for crash in faults.crashes), faults.freezes[0].for_s]
-    lost = sum(speed * s / training.SAMPLE_S for speed, s in zip(setup.speeds, lost_s, strict=True))
-    assert setup.computable(FAULTY, until_s) == pytest.approx(setup.samples_per_s * until_s - lost)
+    lost = sum(speed * s / training.SAMPLE_S for speed, s in zip(setup.speeds(FAULTY), lost_s, strict=True))
+    assert setup.computable(FAULTY, until_s) == pytest.approx(setup.samples_per_s(FAULTY) * until_s - lost)
     with pytest.raises(ValueError, match="world"):
         setup.faults("stormy")
+
+
+def test_where_members_change_as_many_come_as_die_and_no_more_than_there_are_seats_for() -> None:
+    setup = CrewSetup(peers=8, target=1024, batch=16, steps=40, change=10)
+    comes, dies = setup.comes(CHANGING), setup.faults(CHANGING).crashes
+    assert list(comes) == [8, 9, 10] and [crash.peer for crash in dies] == [1, 2, 3]
+    assert list(comes.values()) == [crash.at_s for crash in dies]
+    assert list(comes.values()) == pytest.approx([at * setup.step_s(CHANGING) for at in (10, 20, 30)])
+    assert setup.speeds(CHANGING)[8:] == setup.speeds(CHANGING)[1:4]
+    until_s = 35 * setup.step_s(CHANGING)
+    assert setup.computable(CHANGING, until_s) == pytest.approx(35 * 1024), "one goes as one comes"
+    large = CrewSetup(peers=64, target=4096, batch=16, steps=40, change=5)
+    assert (large.founders(CHANGING), len(large.comes(CHANGING))) == (52, 12)
+    assert len({crash.at_s for crash in large.faults(CHANGING).crashes}) == 3
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -164,6 +183,9 @@ def test_the_loss_against_steps_is_that_of_one_process_with_the_large_batch() ->
     alone = [large_batch(recipe.BAND_SEED + seed, setup.steps, setup.target) for seed in range(5)]
     found = crew_run(setup, GATHERS, FAULTY, 1)
     assert outside_band([found], alone) == 0 and found.survivors == 8 - 3
+    found = crew_run(setup, GATHERS, CHANGING, 1)
+    assert outside_band([found], alone) == 0 and found.survivors == 8
+    assert found.used > 0.7, "what comes in holds nobody up"
 
 
 def test_a_crew_that_peers_leave_accounts_for_all_and_lockstep_waits() -> None:
@@ -193,7 +215,7 @@ def test_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (tmp_path / "out/index.html").read_text("utf-8")
     assert report.ok and page.count("<svg") == 2 and "hivemind" in page
     assert RECIPES["dedloc"] == recipe.__name__
-    assert [len(table.columns) for table in all_tables(results())] == [4, 7, 8, 6, 2]
+    assert [len(table.columns) for table in all_tables(results())] == [5, 7, 8, 6, 2]
     with pytest.raises(ValueError, match="takes no data"):
         recipe.reproduce(out=tmp_path, data=tmp_path)
 

@@ -187,6 +187,50 @@ def test_through_loss_freezes_and_death_each_sample_has_one_fate(method: str, re
     assert sum(weights) / len(weights) >= 0.8 * 128
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_an_owner_that_died_was_given_is_in_the_mean_after_it(overlap: bool) -> None:
+    """The gradient of each sample of peer p is 1 at value p, so that a step's mean, times its weight, counts
+    the samples of each peer in it. All values are in one chunk, and peer 0 owns it.
+    """
+    in_means, seen = np.zeros(DIM), dict[int, Account]()
+    untold: list[int] = []
+
+    def body(transport: SimulatedTransport) -> Account:
+        me, size = transport.me, 4 + transport.me
+        model = nn.Linear(DIM, 1, bias=False)
+        last = [0]
+
+        def over(outcome: Outcome) -> None:
+            last[0] = outcome.round
+            if me == 3 and outcome.averaged[0]:
+                in_means[:] += outcome.mean[0, :DIM] * outcome.weight[0]
+            elif me == 3:
+                untold.append(outcome.round)
+            assert optimizer.samples is not None
+            seen[me] = optimizer.samples
+
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-3), transport, model=model, average="gradients",
+            target_batch=96, on_outcome=over, method="allreduce", weight=lambda: size, overlap=overlap,
+            align=False,
+        )  # fmt: skip
+        while last[0] < 12:
+            transport.compute(size)
+            optimizer.zero_grad()
+            model.weight[0, me].backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return seen[me]
+
+    faults = Faults(latency_s=0.01, crashes=(Crash(0, 1.7),))
+    SimulatedCrew(4, faults, 5, cost=ComputeCost(0.02, SPEEDS, 0.2, 5)).run(body)
+    assert untold, "rounds went on without an owner"
+    for peer in (1, 2, 3):
+        of = seen[peer]
+        assert of.counted == pytest.approx(float(in_means[peer]), rel=1e-5)
+        assert "untold" not in of.dropped
+        assert of.counted + of.pending + sum(of.dropped.values()) == pytest.approx(of.computed)
+
+
 def test_a_peer_too_slow_for_the_target_keeps_in_step_and_says_so() -> None:
     crew = SimulatedCrew(4, Faults(latency_s=0.005), seed=1, cost=ComputeCost(0.05, (0.1, 4, 4, 4), 0.1))
     peers = [

@@ -209,9 +209,8 @@ class Rounds:
 
     def _admits(self, number: int) -> bool:
         """Whether a message of this round is taken: no round that is made up, and few that are to come."""
-        if number > max(self.done, 0) + JUMP_MAX:
-            return False  # made up, or of a crew that this peer could not catch up with
-        self.highest = max(self.highest, number)
+        if not self._believes(number):
+            return False
         if number <= self.done or number in self.rounds or number == self.active:
             return True
         ahead = self._to_come()
@@ -219,6 +218,18 @@ class Rounds:
             if number < ahead[0]:
                 return False
             del self.rounds[ahead[0]]
+        return True
+
+    def _believes(self, number: int) -> bool:
+        """A peer was heard in a round. It is not believed if that is made up, or of a crew that this peer
+        could not catch up with.
+
+        A question tells as much as values do. One that owns nothing, and follows while it comes in, hears
+        nothing else of a round before its end: and the owners, which ask it for its copies, wait for them.
+        """
+        if number > max(self.done, 0) + JUMP_MAX:
+            return False
+        self.highest = max(self.highest, number)
         return True
 
     def _recut(self, growth: int) -> None:
@@ -478,6 +489,7 @@ class Rounds:
         number = run.key.round
         if run.key.stage in QUESTIONS:  # the asker waits in that round; an earlier one may wait for it
             rtt_s = self._crew.rtt_s.get(run.peer, self._channel.rtt_s)
+            self._believes(number)
             machine = self.rounds.get(number)
             never = number < self._now() or (machine is not None and machine.goes_elsewhere(run))
             answer = here(now_s, run, rtt_s, never)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -85,7 +86,7 @@ def rotating_owners(
     auxiliary: those that only own blocks. What is owned by a peer that is present and not live goes to none
         of them.
     """
-    return _alive(order_of(seed, round_, n), live, present, auxiliary)
+    return _alive(order_of(seed, round_, n), live, present, auxiliary, _next_of)
 
 
 def fixed_owners(
@@ -94,8 +95,11 @@ def fixed_owners(
     present: frozenset[PeerId] | None = None,
     auxiliary: frozenset[PeerId] = NOBODY,
 ) -> tuple[PeerId, ...]:
-    """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``."""
-    return _alive(tuple(range(n)), live, present, auxiliary)
+    """Block ``j`` is peer ``j``'s, as in a direct all-reduce; else as in ``rotating_owners``, but that each
+    block has an order of heirs drawn for it alone. By one order for all, the peer after a row of dead ones
+    would own all of their blocks for good, and the next death would take all of these along.
+    """
+    return _alive(tuple(range(n)), live, present, auxiliary, _heirs)
 
 
 def order_of(seed: int, round_: int, n: int) -> tuple[PeerId, ...]:
@@ -120,7 +124,7 @@ def shared_owners(
     places = frozenset(order)
     # a peer beyond the shares' places came after they were solved
     order += tuple(sorted((live | present) - places))
-    owners = _alive(order, live & able or live, present & able or present, auxiliary)
+    owners = _alive(order, live & able or live, present & able or present, auxiliary, _next_of)
     return owners[: len(shares)]
 
 
@@ -129,17 +133,32 @@ def _alive(
     live: frozenset[PeerId],
     present: frozenset[PeerId] | None,
     auxiliary: frozenset[PeerId],
+    owners_of: Callable[[tuple[PeerId, ...], frozenset[PeerId]], tuple[PeerId, ...]],
 ) -> tuple[PeerId, ...]:
     if len(live) == len(order):
         return order
     giving = live - auxiliary
     if not auxiliary or present is None or not giving:
-        return _next_of(order, live)
-    owners = _next_of(order, present)
+        return owners_of(order, live)
+    owners = owners_of(order, present)
     return tuple(
         owner if owner in live else other
-        for owner, other in zip(owners, _next_of(order, giving), strict=True)
+        for owner, other in zip(owners, owners_of(order, giving), strict=True)
     )
+
+
+def _heirs(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:
+    """Of each place the peer that has it, or the first among ``live`` of those drawn for this place."""
+    n = len(order)
+    return tuple(
+        peer if peer in live else next(heir for heir in _drawn_for(j, n) if heir in live)
+        for j, peer in enumerate(order)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _drawn_for(block: int, n: int) -> tuple[PeerId, ...]:
+    return random.permutation(random.stream_key(0, "heirs of a block", block), n)
 
 
 def _next_of(order: tuple[PeerId, ...], live: frozenset[PeerId]) -> tuple[PeerId, ...]:

@@ -16,8 +16,8 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
-answer in the time that the second stage may take is frozen, dead or cut off. One that answers may compute,
-or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
+answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
+compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
 says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
 by that.
 
@@ -350,7 +350,7 @@ class Waiting:
 
     @property
     def _answer_s(self) -> float:
-        return max(self.begun.gather_s, self.begun.answer_s)
+        return max(self._usual_s, self.begun.answer_s)
 
     def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
         if now_s + wait_s >= self.until_s:

@@ -12,6 +12,7 @@ from ragtag.recipes.base import Figure, Row, Table, number, row
 from ragtag.recipes.dedloc.mixes import BOUND, PROGRAM, RIVALS, RULES, MixRates, RandomMixes
 from ragtag.recipes.dedloc.training import (
     CALM,
+    CHANGING,
     FAULTY,
     GATHERS,
     LOCKSTEP,
@@ -27,7 +28,8 @@ WINDOW = 10
 """Steps over which losses are averaged before they are compared."""
 LOSS = 0.6
 """The time until the loss on samples held out is so low is compared."""
-DROPPED = {CALM: 0.001, FAULTY: 0.1}
+DROPPED = {CALM: 0.001, FAULTY: 0.1, CHANGING: 0.1}
+WORLDS = tuple(DROPPED)
 SOONER = 0.75
 """A crew with a target is to reach ``LOSS`` in this share of the time that lockstep takes, or less."""
 NEAR_BEST = 0.95
@@ -35,7 +37,6 @@ EXACT = 1e-6
 
 NOT_JUDGED = (
     ("goodput", "how much a crew averages and waits is its lines' and its peers' as well as the method's"),
-    ("crews that grow", "simulated crews do not; newcomers take part in tests of live crews"),
     (
         "overlap of averages and computing (delayed parameter updates)",
         "a test of the library holds what it saves",
@@ -112,13 +113,13 @@ def _loss_rows(found: Outcomes) -> list[Row]:
             source,
             group=group,
         )
-        for world in (CALM, FAULTY)
+        for world in WORLDS
     ]
 
 
 def _sample_rows(found: Outcomes) -> list[Row]:
     group, rows = "Samples of steps with a target", list[Row]()
-    for world in (CALM, FAULTY):
+    for world in WORLDS:
         runs = found.crews[GATHERS, world]
         setup = runs[0].setup
         limit = setup.peers * setup.batch / 2 / setup.target
@@ -194,7 +195,7 @@ def all_tables(found: Outcomes) -> list[Table]:
 
 
 def _losses(found: Outcomes) -> Table:
-    crews = [found.crews[GATHERS, world] for world in (CALM, FAULTY)]
+    crews = [found.crews[GATHERS, world] for world in WORLDS]
     seen = [[window_means(run.losses, WINDOW) for run in runs] for runs in crews]
     lines = []
     for at, span in enumerate(spans(found.alone)):
@@ -202,7 +203,7 @@ def _losses(found: Outcomes) -> Table:
         first = WINDOW * at + 1
         band = f"{span.low:.4f} to {span.high:.4f}, {span.apart:.4f}"
         lines.append((f"{first} to {first + WINDOW - 1}", *cells, band))
-    columns = ("steps", CALM, FAULTY, "one process: lowest to highest, deviation")
+    columns = ("steps", *WORLDS, "one process: lowest to highest, deviation")
     return Table("Loss on samples held out, mean over ten steps, by seed", columns, tuple(lines))
 
 
@@ -222,10 +223,10 @@ def _crews(found: Outcomes) -> Table:
             )
         )
     setup = found.crews[GATHERS, CALM][0].setup
-    ideal = setup.peers / sum(setup.speeds)
+    ideal = setup.peers / sum(setup.speeds(CALM))
     title = (
-        f"Goodput, and virtual time: {setup.peers} peers, {setup.samples_per_s:.0f} samples a second in all "
-        f"(a step at the pace of the slowest can have {ideal:.0%} of that)"
+        f"Goodput, and virtual time: {setup.peers} peers, {setup.samples_per_s(CALM):.0f} samples a second "
+        f"in all (a step at the pace of the slowest can have {ideal:.0%} of that)"
     )
     reached = f"s to a loss of {LOSS:g}"
     heads = ("crew", "goodput", "of the living's", reached, "samples a step", "dropped", "peers at the end")
@@ -267,6 +268,7 @@ def training_figure(found: Outcomes) -> Figure:
     looks = {
         (GATHERS, CALM): (PALETTE[6], "-"),
         (GATHERS, FAULTY): (PALETTE[3], "-"),
+        (GATHERS, CHANGING): (PALETTE[2], "-"),
         (LOCKSTEP, CALM): (PALETTE[7], "--"),
         (LOCKSTEP, FAULTY): (PALETTE[4], "--"),
     }

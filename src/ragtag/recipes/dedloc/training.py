@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
-from ragtag.core.types import Outcome
+from ragtag.core.types import PEERS_MAX, Outcome, PeerId
 from ragtag.recipes.abreast import Keeps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -30,6 +30,9 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 GATHERS, LOCKSTEP = "target batch", "lockstep"
 CALM, FAULTY = "calm", "peers die and freeze, 2 % lost"
+CHANGING = "members change every 10 steps, 2 % lost"
+CHANGE = 10
+"""After so many steps some members die, and as many others come."""
 INPUTS, HIDDEN, CLASSES = 16, 64, 4
 RATE, MOMENTUM = 0.02, 0.9
 SAMPLE_S = 0.02
@@ -58,37 +61,65 @@ class CrewSetup:
     steps: int
     change: int
 
-    @property
-    def speeds(self) -> list[float]:
-        """Of all peers: 1 to 4, evenly, in an order without a pattern."""
-        return [1.0 + 3.0 * (7 * peer % self.peers) / max(1, self.peers - 1) for peer in range(self.peers)]
+    def changes(self, world: str) -> list[int]:
+        """Before which steps a member dies and another comes: where members change, one of sixteen each time.
+        All together have no more than ``PEERS_MAX`` seats.
+        """
+        if world != CHANGING:
+            return []
+        return [at for at in range(CHANGE, self.steps, CHANGE) for _ in range(max(1, self.peers // 16))]
 
-    @property
-    def samples_per_s(self) -> float:
-        """What all peers compute together."""
-        return sum(self.speeds) / SAMPLE_S
+    def founders(self, world: str) -> int:
+        """So many peers are there from the beginning, and while members change."""
+        return min(self.peers, PEERS_MAX - len(self.changes(world)))
+
+    def comes(self, world: str) -> dict[PeerId, float]:
+        """When the other peers come, by peer."""
+        first, step_s = self.founders(world), self.step_s(world)
+        return {first + n: at * step_s for n, at in enumerate(self.changes(world))}
+
+    def speeds(self, world: str) -> list[float]:
+        """Of all peers: 1 to 4, evenly, in an order without a pattern. One that comes is as fast as the one
+        that dies then.
+        """
+        n = self.founders(world)
+        own = [1.0 + 3.0 * (7 * peer % n) / max(1, n - 1) for peer in range(n)]
+        return own + own[1 : 1 + len(self.changes(world))]
+
+    def samples_per_s(self, world: str) -> float:
+        """What all peers compute together, while none is dead or frozen."""
+        return sum(self.speeds(world)[: self.founders(world)]) / SAMPLE_S
+
+    def step_s(self, world: str) -> float:
+        """How long a step takes them, if they do nothing else."""
+        return self.target / self.samples_per_s(world)
 
     def faults(self, world: str) -> Faults:
         """Those of a world. Raises ValueError: there is no such world."""
         lines: dict[str, Any] = {"latency_s": 0.02, "rate_bytes_per_s": 1e8}
         if world == CALM:
             return Faults(**lines)
+        lines["loss"] = Loss(LOST)
+        if world == CHANGING:
+            times_s = self.comes(world).values()
+            return Faults(**lines, crashes=tuple(Crash(1 + n, at_s) for n, at_s in enumerate(times_s)))
         if world != FAULTY:
-            raise ValueError(f"world {world!r}; there are {CALM!r} and {FAULTY!r}")
-        step_s = self.target / self.samples_per_s
+            raise ValueError(f"world {world!r}; there are {CALM!r}, {FAULTY!r} and {CHANGING!r}")
+        step_s = self.step_s(world)
         deaths = min(self.peers // 2, (self.steps - 1) // self.change)
         dies = (Crash(1 + at, (1 + at) * self.change * step_s) for at in range(deaths))
         freezes = (
             Freeze(self.peers - 1 - at, (2 * at + 0.5) * self.change * step_s, FROZEN_STEPS * step_s)
             for at in range((1 + deaths) // 2)
         )
-        return Faults(**lines, loss=Loss(LOST), crashes=tuple(dies), freezes=tuple(freezes))
+        return Faults(**lines, crashes=tuple(dies), freezes=tuple(freezes))
 
     def computable(self, world: str, until_s: float) -> float:
         """Samples that peers of a world compute while they live and run, if they do nothing else."""
-        faults, found = self.faults(world), 0.0
-        for peer, speed in enumerate(self.speeds):
+        faults, comes, found = self.faults(world), self.comes(world), 0.0
+        for peer, speed in enumerate(self.speeds(world)):
             ends_s = min([until_s, *(crash.at_s for crash in faults.crashes if crash.peer == peer)])
+            ends_s -= min(ends_s, comes.get(peer, 0.0))
             for freeze in faults.freezes:
                 if freeze.peer == peer:
                     ends_s -= max(0.0, min(freeze.for_s, until_s - freeze.at_s))
@@ -104,6 +135,7 @@ class CrewRun:
     losses: on samples held out.
     ended_s: in virtual time.
     samples: in the mean; of a mean of which parts did not come, what came of them.
+    useful: samples in means: with a target by the accounts of all peers, dead ones' at their last mean.
     survivors: peers that finished.
     computed, counted, pending, dropped: by the accounts of the survivors, with a target (else nothing).
     unaccounted: the largest difference in one peer's account between computed and what became of it.
@@ -117,6 +149,7 @@ class CrewRun:
     losses: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
+    useful: float = 0.0
     survivors: int = 0
     computed: float = 0.0
     counted: float = 0.0
@@ -128,12 +161,12 @@ class CrewRun:
     @property
     def goodput(self) -> float:
         """Samples in means over what all peers, none dead or frozen, would have computed in the time."""
-        return sum(self.samples) / (self.setup.samples_per_s * self.ended_s[-1])
+        return self.useful / (self.setup.samples_per_s(self.world) * self.ended_s[-1])
 
     @property
     def used(self) -> float:
         """Samples in means over what peers would have computed in the time while they lived and ran."""
-        return sum(self.samples) / self.setup.computable(self.world, self.ended_s[-1])
+        return self.useful / self.setup.computable(self.world, self.ended_s[-1])
 
     def reached_s(self, loss: float) -> float:
         """When the loss was first so low; infinite: never."""
@@ -193,7 +226,8 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
         raise ValueError(f"rule {rule!r}; there are {GATHERS!r} and {LOCKSTEP!r}")
     torch.set_num_threads(1)
     found, judges = CrewRun(setup, rule, world, seed), drawn_samples(0, -1, 0, HELD_OUT)
-    cost = ComputeCost(SAMPLE_S, setup.speeds, JITTER, seed)
+    cost = ComputeCost(SAMPLE_S, setup.speeds(world), JITTER, seed)
+    useful: dict[PeerId, float] = {}
 
     def train(peer: SimulatedTransport) -> Account | None:
         model, sgd = first_model()
@@ -210,6 +244,8 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
                 found.losses.append(_loss(model, judges))
                 found.ended_s.append(peer.now_s())
                 found.samples.append(samples_of(outcome))
+            if optimizer.samples is not None:
+                useful[peer.me] = optimizer.samples.counted
 
         keeps = Keeps(peer, seed, over)
         optimizer = CrewOptimizer(sgd, peer, model=model, **how, **keeps.hooks)
@@ -228,9 +264,12 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
             found.overshoot = optimizer.samples.overshoot
         return optimizer.samples or Account(setup.target)
 
-    accounts = SimulatedCrew(setup.peers, setup.faults(world), seed, cost=cost).run(train)
+    comes = setup.comes(world)
+    n = setup.founders(world) + len(comes)
+    accounts = SimulatedCrew(n, setup.faults(world), seed, cost=cost, comes=comes).run(train)
     living = [account for account in accounts if account is not None]
     found.survivors = len(living)
+    found.useful = sum(useful.values()) if rule == GATHERS else sum(found.samples)
     found.account(living)
     return found
 

@@ -52,7 +52,7 @@ NOTES = (
     "Bytes are what the lines carried, headers included. Beside them stands DiLoCo's share of averages at "
     "every step, which is known: 1/H.",
     "Computing is the share of the time in which a peer computed; the rest it stood in a round or looked for "
-    "a partner. Averages run beside local steps in Decoupled DiLoCo only.",
+    "a partner. Averages run beside local steps in Decoupled DiLoCo only, until the next one is due.",
 )
 
 

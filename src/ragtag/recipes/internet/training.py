@@ -73,7 +73,7 @@ WAYS: dict[str, dict[str, Any]] = {
     QUORATE: {"every": H, "outer": Outer(), "averager": RPS(quorum=QUORUM)},
     DECOUPLED: {
         "every": H // FRAGMENTS,
-        "outer": Outer(fragments=FRAGMENTS, delay=2),
+        "outer": Outer(fragments=FRAGMENTS, delay=H // FRAGMENTS - 1),
         "averager": RPS(quorum=QUORUM),
         "weight": "samples",
     },
@@ -81,7 +81,8 @@ WAYS: dict[str, dict[str, Any]] = {
     EVERY_STEP: {"every": 1, "average": "gradients", "align": False},
 }
 """What ``crew.optimizer`` is asked for. MuLoCo's inner optimizers are Muon for the matrices of the layers and
-AdamW for the rest, each with averages of its own."""
+AdamW for the rest, each with averages of its own. Decoupled DiLoCo's learners run on their own clocks: an
+average has until the next one is due, and no sooner does a peer wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

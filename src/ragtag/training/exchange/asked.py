@@ -249,6 +249,7 @@ def exchange_of(
             fragments=1 if outer is None else outer.fragments,
             corrects=asked.overlap and asked.average == "models",
             replaces=asked.overlap and asked.average == "gradients",
+            carries=asked.target is not None,
         )
         if outer is not None:
             exchange = Outer(dense, outer, len(names))

@@ -432,7 +432,7 @@ PUBLISHED = (
     Written(
         "Decoupled DiLoCo",
         "2604.21428",
-        'every=10, averager=ragtag.RPS(quorum=5), outer=ragtag.Outer(fragments=3, delay=2), weight="samples"',
+        'every=10, averager=ragtag.RPS(quorum=5), outer=ragtag.Outer(fragments=3, delay=9), weight="samples"',
         "owners of blocks stand in the central syncer's place; `quorum`: more than half of the crew. Batches "
         "of one size: then samples are the paper's weight",
     ),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of
@@ -29,6 +30,9 @@ class Replica:
         the average, and what has changed since they were sent (computation and communication decoupled:
         CoCoD-SGD, Shen et al., IJCAI 2019, equation 4).
     replaces: whether such an average is of what was sent alone: where none came, that comes back.
+    carries: whether gradients of which nobody may have an average go into the next one that has a weight: as
+        much as they counted for before. So what the samples of a crew with a target batch say of an owner's
+        chunks comes a step later where that owner dies, and is not lost.
     together_s: as for ``Transport.configure``.
     Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
         this channel.
@@ -47,6 +51,7 @@ class Replica:
         share: bool = True,
         corrects: bool = False,
         replaces: bool = False,
+        carries: bool = False,
         together_s: float | None = None,
     ) -> None:
         self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
@@ -56,7 +61,10 @@ class Replica:
         self.kept_share = 0.0
         """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
-        self._corrects, self._replaces = corrects, replaces
+        self._corrects, self._replaces, self._carries = corrects, replaces, carries
+        self._weight = 0.0
+        self._carried: list[tuple[Part, torch.Tensor]] = []
+        """Sums of gradients, each times its weight, that wait for the next average."""
         self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
         transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
@@ -80,13 +88,13 @@ class Replica:
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
-        return self._take(self._start(self._flatten(), weight, deadline_s, aside, due).wait())
+        return self._take(self._start(self._flatten(weight), weight, deadline_s, aside, due).wait())
 
     def begin(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
     ) -> Pending:
         """The first half of ``average``: what is sent are copies, so that local steps may go on meanwhile."""
-        values = self._flatten()
+        values = self._flatten(weight)
         if self._sent is None or self._sent.shape != values.shape:
             self._sent = np.empty_like(values)
         np.copyto(self._sent, values)
@@ -113,16 +121,23 @@ class Replica:
         """Nothing is left to do."""
 
     def forget(self) -> None:
-        """Nothing is gathered."""
+        """What is carried is of another state."""
+        self._carried = []
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is kept beyond the model."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing is taken."""
+        """Nothing is taken; what is carried is of another state."""
+        self._carried = []
 
-    def _flatten(self) -> Floats:
+    def _flatten(self, weight: float) -> Floats:
+        if weight > 0:
+            for part, summed in self._carried:
+                tensor = part.find()
+                tensor.add_(summed.to(tensor.device), alpha=1.0 / weight)
+            self._carried = []
         values = self.bucket.flatten()
         self._leaps.require_finite(self.bucket)
         return values
@@ -130,7 +145,8 @@ class Replica:
     def _start(
         self, values: Floats, weight: float, deadline_s: float | None, aside: frozenset[PeerId], due: int = -1
     ) -> Pending:
-        return self._transport.start(self._channel, values, require_weight(weight), deadline_s, aside, due)
+        self._weight = require_weight(weight)
+        return self._transport.start(self._channel, values, self._weight, deadline_s, aside, due)
 
     def _take(self, outcome: Outcome, kept: float = 0.0, sent: Floats | None = None) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)
@@ -155,4 +171,7 @@ class Replica:
         for at, part in enumerate(self.bucket.parts):
             if part.kind == GRADIENT:
                 tensor = part.find()
-                tensor.masked_fill_(self.bucket.values_in(at, untold).to(tensor.device), 0.0)
+                there = self.bucket.values_in(at, untold).to(tensor.device)
+                if self._carries and self._weight > 0:
+                    self._carried.append((part, (tensor * self._weight).masked_fill_(~there, 0.0)))
+                tensor.masked_fill_(there, 0.0)

@@ -15,8 +15,9 @@ or whose claims were in no mean twice running: until its words and the rounds fi
 
 *What became of its samples.* Each one that was computed is counted (its gradient is in the mean of a step),
 dropped (for a reason that is told), or pending. Of a mean that came in part, as where lines lose chunks, the
-share of the chunks is taken. Gradients of a step that the crew has made without this peer are of an older
-model: they are dropped, not added to the next step.
+share of the chunks is taken. Of a chunk that nobody may have a mean of, as its owner died, they stay pending:
+their gradients go into the next one (``exchange.dense``). Gradients of a step that the crew has made without
+this peer are of an older model: they are dropped, not added to the next step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any
+
+import numpy as np
 
 from ragtag.core.arrival import others_in
 from ragtag.core.channels import topic_of
@@ -135,6 +138,7 @@ class Gathering:
         self._batch = self._pending = self._told = 0.0
         self._begun: int | None = None  # the step of the average under way
         self._offered = 0.0  # to it
+        self._carried = np.zeros(1)  # to it, too: by chunk, what of the steps before is in no mean yet
         self._doing: Doing | None = None  # as it was told last
         self._last_s = self._averaged_s = self._computed_s = peers.now_s()
         self._elapsed_s = self._compute_s = 0.0
@@ -228,12 +232,17 @@ class Gathering:
         step = self.step if self._begun is None else self._begun
         offered, self._offered, self._begun = self._offered, 0.0, None
         me, live = self._peers.me, self._peers.live
-        came = float(outcome.averaged.mean())
-        lost = offered * float(unheard(outcome, me).mean())
-        untold = 0.0 if live == {me} else offered * (1.0 - came)
+        told = np.ones_like(outcome.averaged) if outcome.told is None else outcome.told
+        chunks = np.zeros(len(told))  # samples in this round
+        if offered > 0:
+            chunks += offered + self._carried
+            self._carried = np.where(told, 0.0, chunks)
+        alone = live == {me}
+        lost = float((chunks * unheard(outcome, me)).mean())
+        untold = 0.0 if alone else float((chunks * (told & ~outcome.averaged)).mean())
         self._drop(lost, LOST)
         self._drop(untold, UNTOLD)
-        counted, before = offered - lost - untold, self._samples
+        counted, before = float((chunks * told).mean()) - lost - untold, self._samples
         self._idle = 0 if counted > 0 or not self._gives else self._idle + 1
         if self._idle >= _IDLE_MAX and self._took_s and len(others_in(outcome, me)):
             self._say(
@@ -261,8 +270,12 @@ class Gathering:
             self._post(Doing.COMPUTES)
 
     def drop(self, why: str) -> None:
-        """What was gathered here will be in no mean."""
+        """What was gathered here will be in no mean. A step that the crew made without this peer leaves what
+        is of one that nobody has made.
+        """
         pending, self._pending, self._offered = self._pending + self._offered, 0.0, 0.0
+        if why != LATE:
+            pending, self._carried = pending + float(self._carried.mean()), np.zeros(1)
         self._drop(pending, why)
         self._told, self._begun = 0.0, None
 
@@ -278,7 +291,7 @@ class Gathering:
         of = self._samples
         elapsed_s, computed = self._elapsed_s, of.computed
         goodput = of.counted / computed * self._compute_s / elapsed_s if computed and elapsed_s else 0.0
-        pending = self._pending + self._offered
+        pending = self._pending + self._offered + float(self._carried.mean())
         return replace(of, dropped=dict(self._dropped), pending=pending, goodput=goodput)
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,6 +312,7 @@ class Gathering:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from there."""
         self._pending = self._offered = self._told = 0.0
+        self._carried = np.zeros(1)
         self._begun = None
         self._dropped = {str(why): float(n) for why, n in state["dropped"].items()}
         self._samples = Account(

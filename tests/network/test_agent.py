@@ -10,6 +10,7 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.network.membership.agent import READS_MAX, Agent
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Roster
 from ragtag.protocols.membership.types import Address, Failed, Identity, Status, Transmit
@@ -227,7 +228,7 @@ def test_one_whose_entries_are_all_silent_fails_by_its_deadline() -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("127.0.0.1", 0))
         identity = Identity("late", sock.getsockname(), 7, KEY)
-        agent = Agent(Membership(identity), Roster("late", 7), sock)
+        agent = Agent(Membership(identity), Roster("late", 7), Datagrams(sock))
         agents.agents[0] = agent
         told: list[object] = []
         began_s = time.monotonic()

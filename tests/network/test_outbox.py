@@ -30,7 +30,7 @@ class Wire:
     capacity = 4096
 
     def __init__(self) -> None:
-        self.keys, self.room = True, 1 << 20
+        self.keys, self.fits, self.full = True, 1 << 20, False
         self.rows: list[Bytes] = []
         self.shorts: list[bytes] = []
         self.next: list[Bytes] = []
@@ -40,8 +40,11 @@ class Wire:
     def ready(self, address: Address) -> bool:
         return self.keys
 
+    def room(self, address: Address) -> bool:
+        return not self.full
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
-        rows = rows[: self.room]
+        rows = rows[: self.fits]
         self.rows.append(rows.copy())
         return len(rows)
 
@@ -126,10 +129,10 @@ def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
     outbox.flush(0.0)
     assert flow.held is Hold.KEYS and path.sent == 0, "what has no keys yet waits, and is not lost"
     outbox.flush(1.0)
-    here.wire.keys, here.wire.room = True, 0
+    here.wire.keys, here.wire.fits = True, 0
     outbox.flush(3.0)
     assert flow.held is Hold.SOCKET
-    here.wire.room, path.control.window, path.granted, path._used = 1 << 20, 10, 1000, True
+    here.wire.fits, path.control.window, path.granted, path._used = 1 << 20, 10, 1000, True
     outbox.flush(4.0)
     assert flow.held is Hold.WINDOW and path.sent == 10
     path.granted = 5

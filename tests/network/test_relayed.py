@@ -37,8 +37,9 @@ class Apart:
         self.address, self.failures, self.capacity = link.address, link.failures, link.capacity
         self.fileno, self.close, self.turn = link.fileno, link.close, link.turn
         self.unusable, self.ready, self.due_s = link.unusable, link.ready, link.due_s
+        self.room = link.room
         self.seen: list[bytes] = []
-        self.room = 1 << 30
+        self.left_bytes = 1 << 30
 
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         return len(rows) if address in self.cut else self._link.send(rows, address, per)
@@ -50,7 +51,7 @@ class Apart:
     def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
         if address in self.cut:
             return len(data)
-        part = bytes(data[: self.room - self.room % size])
+        part = bytes(data[: self.left_bytes - self.left_bytes % size])
         return self._link.carry(part, size, address) if part else 0
 
     def receive(self) -> Received:
@@ -198,7 +199,7 @@ def test_who_relays_sees_nothing_and_what_it_changes_is_refused(crew: Crew) -> N
 
 def test_a_relay_without_room_loses_and_counts_and_one_that_takes_less_is_found_out(crew: Crew) -> None:
     crew.meet()
-    crew.under[2].room = 0
+    crew.under[2].left_bytes = 0
     crew.links[0].send(crew.rows(5), crew.under[1].address)
 
     def counted() -> bool:
@@ -206,9 +207,9 @@ def test_a_relay_without_room_loses_and_counts_and_one_that_takes_less_is_found_
         return crew.routes[2].refused["no room to relay"] > 0
 
     until(counted, "a full socket at the relay")
-    crew.under[0].room = 3 * (DATAGRAM_BYTES + FORWARD_BYTES)
+    crew.under[0].left_bytes = 3 * (DATAGRAM_BYTES + FORWARD_BYTES)
     assert crew.links[0].send(crew.rows(5), crew.under[1].address) == 3  # no more room here: the rest stays
-    crew.under[0].room = 0
+    crew.under[0].left_bytes = 0
     assert crew.links[0].send(crew.rows(5), crew.under[1].address) == 0
 
 

@@ -313,7 +313,7 @@ def test_what_takes_two_hops_is_not_passed_on() -> None:
     world.blocked |= {(world.cards[3][0], world.cards[a][0]) for a in (0, 1)}
     world.run(8.0)
     assert world.routes[0].via(3) == world.routes[1].via(3) == 2
-    ticket = world.routes[0]._ways[1].ticket
+    ticket = world.routes[0]._ways[1].door.ticket
     assert ticket
     routes = world.routes[1]
     assert routes.forward(world.now_s, head_of(0, 3, ticket), world.cards[0], 1168) is None
@@ -332,7 +332,7 @@ def test_one_member_has_no_more_passed_on_than_its_share() -> None:
     assert 56 * passed <= FORWARDED_PACKETS_PER_S < 56 * (passed + 2)
     assert routes.refused["too much to relay"] > 0
     other = world.nats[3].out(3, world.cards[relay])
-    back = head_of(3, 2, world.routes[3]._ways[relay].ticket)
+    back = head_of(3, 2, world.routes[3]._ways[relay].door.ticket)
     assert routes.forward(world.now_s, back, other, train) is not None  # others have their own
 
 

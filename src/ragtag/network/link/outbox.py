@@ -65,6 +65,9 @@ class Outbox:
                 if not self._link.ready(flow.address):
                     due.append(flow.queue[0].deadline_s)
                     continue
+                if not self._link.room(flow.address):  # its descriptor wakes once there is some
+                    due.append(flow.queue[0].deadline_s)
+                    continue
                 if flow.path.allowance > 0 and not self.blocked:
                     if flow.path.next_s <= now_s:
                         return now_s
@@ -138,6 +141,8 @@ class Outbox:
                 self._busy.pop(flow.peer, None)
             if flow.queue and not self._link.ready(flow.address):
                 continue  # it waits for keys, and its messages' deadlines go on
+            if flow.queue and not self._link.room(flow.address):
+                continue
             if flow.queue:
                 self._probe(now_s, flow)
             if flow.queue and not self.blocked:
@@ -189,7 +194,7 @@ class Outbox:
         path = flow.path
         if not self._link.ready(flow.address):
             return Hold.KEYS
-        if self.blocked:
+        if self.blocked or not self._link.room(flow.address):
             return Hold.SOCKET
         if path.allowance <= 0:
             return Hold.RECEIVER if path.granted < path.control.window else Hold.WINDOW

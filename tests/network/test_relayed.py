@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -17,6 +17,7 @@ from ragtag.network.link.link import Carrier, Received, TooLarge, Wrapped
 from ragtag.network.link.memory import Hub, MemoryLink
 from ragtag.network.link.relayed import RelayedLink
 from ragtag.network.link.sealed import SealedLink
+from ragtag.network.link.streamed import StreamedLink
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.relays import FORWARD_BYTES, Routes
 from ragtag.protocols.sealing.noise import KeyPair
@@ -61,9 +62,12 @@ class Apart:
 
 
 class Crew:
-    """Three peers, of which 0 and 1 do not reach each other."""
+    """Three peers, of which 0 and 1 do not reach each other by UDP.
 
-    def __init__(self, make: Callable[[], Carrier]) -> None:
+    listen: peers that listen for TCP; ``None``: there is none at all.
+    """
+
+    def __init__(self, make: Callable[[], Carrier], listen: Collection[PeerId] | None = None) -> None:
         self.under = [Apart(make()) for _ in range(3)]
         self.cards: dict[PeerId, tuple[Address, bytes]] = {}
         self.links, self.framers, self.routes = list[SealedLink](), list[Framer](), list[Routes]()
@@ -72,10 +76,14 @@ class Crew:
             keys = KeyPair(draws.bytes(32))
             self.cards[peer] = link.address, card_of(1, keys)
             sessions = Sessions(b"c" * 32, keys, self.at, draws.bytes)
-            routes = Routes(peer, b"c" * 32, keys, self, sessions.heard, draws.bytes)
+            over = None if listen is None else StreamedLink(link, listens=peer in listen)
+            streams = None if over is None else over.streams
+            routes = Routes(
+                peer, b"c" * 32, keys, self, sessions.heard, draws.bytes, streams=streams is not None
+            )
             identity = Identity("otters", peer)
             self.routes.append(routes)
-            self.links.append(SealedLink(RelayedLink(link, routes), identity, sessions))
+            self.links.append(SealedLink(RelayedLink(over or link, routes, streams), identity, sessions))
             framer = Framer(identity, 77 + peer, sealed=True)
             framer.open(0, 7)
             self.framers.append(framer)
@@ -106,7 +114,7 @@ class Crew:
             got.table = got.table.copy()
             self.got[peer].append(got)
 
-    def meet(self) -> None:
+    def meet(self, via: PeerId = 2) -> None:
         """0 and 1 have keys for each other, by way of 2."""
         a, b = self.under[0].address, self.under[1].address
 
@@ -114,10 +122,10 @@ class Crew:
             self.turn()
             there = self.links[0].ready(b), self.links[1].ready(a)
             self.links[0].send_short(self.framers[0].short(Kind.PING, 1, seq=1), b)
-            return all(there)
+            return all(there) and self.routes[0].via(1) == self.routes[1].via(0) == via
 
-        until(met, "keys of two that reach each other through a third only")
-        assert self.routes[0].via(1) == self.routes[1].via(0) == 2
+        until(met, "keys of two that do not reach each other by UDP")
+        assert self.routes[0].via(1) == self.routes[1].via(0) == via
 
     def rows(self, k: int) -> Bytes:
         draws = generator(6, "test relayed rows", k)

@@ -15,21 +15,27 @@ import pytest
 
 from benchmarks.lab import Lab
 from ragtag.app.report import report_json
+from ragtag.app.tracefile import read_run
+from ragtag.core import trace
 from tests.network.labs import lab_of
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-N, SHUT = 4, 3
+N = 4
 WHOLE, WITHIN_S = 5, 120.0
 """So many rounds in a row of all four, over ways that stay as they are, within so long."""
 
 NO_UDP = """
 table inet shut {
   chain out { type filter hook output priority 0; meta l4proto udp drop; }
-  chain in { type filter hook input priority 0; meta l4proto udp drop; @IN@ }
+  chain in { type filter hook input priority 0; meta l4proto udp drop; }
 }
 """
-ONLY_OUT = "tcp flags & (syn | ack) == syn drop;"
+ONLY_OUT = """
+table inet only {
+  chain in { type filter hook input priority 0; tcp flags & (syn | ack) == syn drop; }
+}
+"""
 OPEN = "delete table inet shut\n"
 
 PEER = """
@@ -61,7 +67,7 @@ with ragtag.join(deadline_s=60.0) as crew:
         if row >= WHOLE and shown != found:
             shown = found
             through = [way.through for way in driver.directions() if way.through >= 0]
-            print(json.dumps({"over_tcp": found, "through": through}), flush=True)
+            print(json.dumps({"seat": crew.rank, "over_tcp": found, "through": through}), flush=True)
 """
 
 
@@ -81,38 +87,46 @@ class Crew:
         for line in self.peers[peer].stdout or ():
             self.told[peer].append(json.loads(line))
 
-    def await_ways(self, over_tcp: Sequence[Sequence[int]], through: Sequence[int] = ()) -> float:
-        """Until all have whole rounds with just these ways over TCP, by lab's place; the seconds that it
-        took."""
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + WITHIN_S:
-            now = [told[-1]["over_tcp"] if told else None for told in self.told]
-            if now == [list(ways) for ways in over_tcp]:
-                return time.monotonic() - began_s
-            assert all(peer.poll() is None for peer in self.peers), (now, self.told)
+    def await_ways(self, over_tcp: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Until all have whole rounds while just these ways go over TCP; through whom which are relayed.
+
+        over_tcp: for each place in the lab, places. So is what is returned.
+        """
+        until_s, now = time.monotonic() + WITHIN_S, list[dict[str, Any]]()
+        while time.monotonic() < until_s:
+            assert all(peer.poll() is None for peer in self.peers), self.told
+            now = [told[-1] for told in self.told if told]
+            if len(now) == N:
+                place = {peer["seat"]: at for at, peer in enumerate(now)}
+                if [sorted(place[one] for one in peer["over_tcp"]) for peer in now] == over_tcp:
+                    return [[place[one] for one in peer["through"]] for peer in now]
             time.sleep(0.05)
-        raise AssertionError(f"{over_tcp} was wanted, and peers tell {self.told}")
+        raise AssertionError(f"{over_tcp} was wanted, and peers tell {now}")
 
     def end(self) -> None:
         (self.folder / "stop").touch()
         for peer in self.peers:
             assert peer.wait(WITHIN_S) == 0
 
+    def notes(self, at: int) -> list[trace.Note]:
+        """What a peer has noted of ways, by place."""
+        seat = self.told[at][0]["seat"]
+        return [
+            one for one in read_run(self.folder).records() if isinstance(one, trace.Note) and one.peer == seat
+        ]
+
 
 @contextmanager
-def crew_of(folder: Path, rules: str = "") -> Iterator[Crew]:
-    """Four peers in a lab, of which the last has these rules of nftables from the beginning."""
+def crew_of(folder: Path, rules: str = "", at: Sequence[int] = ()) -> Iterator[Crew]:
+    """Four peers in a lab, of which some have these rules of nftables from the beginning."""
     with lab_of(N) as lab:
-        if rules:
-            shut(lab, rules)
+        for peer in at:
+            lab.run(peer, "nft", "-f", "-", stdin=rules)
         yield Crew(lab, folder)
 
 
-def shut(lab: Lab, rules: str = NO_UDP.replace("@IN@", "")) -> None:
-    lab.run(SHUT, "nft", "-f", "-", stdin=rules)
-
-
 NONE: list[list[int]] = [[]] * N
+LAST = [[3], [3], [3], [0, 1, 2]]
 
 
 def test_where_udp_gets_through_nothing_goes_over_tcp(tmp_path: Path) -> None:
@@ -121,9 +135,39 @@ def test_where_udp_gets_through_nothing_goes_over_tcp(tmp_path: Path) -> None:
         crew.end()
     assert all(len(told) == 1 for told in crew.told), crew.told
     assert {link["protocol"] for link in report_json(tmp_path)["links"]} == {"udp"}
+    assert "by TCP" not in {note.what for at in range(N) for note in crew.notes(at)}
 
 
 def test_a_peer_that_only_gets_out_and_only_by_tcp_joins_and_averages_with_all(tmp_path: Path) -> None:
-    with crew_of(tmp_path, NO_UDP.replace("@IN@", ONLY_OUT)) as crew:
-        print(crew.await_ways([[3], [3], [3], [0, 1, 2]]))
+    with crew_of(tmp_path, NO_UDP + ONLY_OUT, [3]) as crew:
+        assert crew.await_ways(LAST) == [[]] * N, "nobody relays"
         crew.end()
+    seat = crew.told[3][0]["seat"]
+    over = {
+        (link["from"], link["to"]) for link in report_json(tmp_path)["links"] if link["protocol"] == "tcp"
+    }
+    assert over == {(seat, other) for other in range(N) if other != seat} | {
+        (other, seat) for other in range(N) if other != seat
+    }
+    assert sum(note.what == "by TCP" for note in crew.notes(3)) >= 3
+
+
+def test_two_that_only_get_out_reach_each_other_through_those_that_both_reach(tmp_path: Path) -> None:
+    with crew_of(tmp_path, NO_UDP + ONLY_OUT, [2, 3]) as crew:
+        through = crew.await_ways([[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]])
+        crew.end()
+    assert [len(ways) for ways in through] == [0, 0, 1, 1] and {*through[2], *through[3]} <= {0, 1}
+
+
+def test_udp_that_is_shut_off_in_mid_run_is_replaced_by_tcp_and_taken_up_again(tmp_path: Path) -> None:
+    with crew_of(tmp_path) as crew:
+        crew.await_ways(NONE)
+        crew.lab.run(3, "nft", "-f", "-", stdin=NO_UDP)
+        crew.await_ways(LAST)
+        crew.lab.run(3, "nft", "-f", "-", stdin=OPEN)
+        crew.await_ways(NONE)
+        crew.end()
+    assert [note.what for note in crew.notes(0) if note.what in ("by TCP", "reached")] == [
+        "by TCP",
+        "reached",
+    ]

@@ -102,7 +102,7 @@ class World:
         self.hops: Counter[bytes] = Counter()
         self.talks: Callable[[PeerId, PeerId], bool] = lambda a, b: True
         self.now_s = 0.0
-        self._serial = 0
+        self._serial = self._pushed = 0
         self._flying: list[tuple[float, int, PeerId, Address, bytes]] = []
 
     def run(self, until_s: float) -> None:
@@ -143,8 +143,12 @@ class World:
             elif other not in self.nats and to == self.cards[other]:
                 receiver = other
         if receiver is not None:
-            entry = (self.now_s + ONE_WAY_S, len(self.sent), receiver, source, data)
-            heapq.heappush(self._flying, entry)
+            self.push(receiver, source, data)
+
+    def push(self, receiver: PeerId, source: Address, data: bytes) -> None:
+        """Have a datagram come a little later, from where its receiver sees it come."""
+        self._pushed += 1
+        heapq.heappush(self._flying, (self.now_s + ONE_WAY_S, self._pushed, receiver, source, data))
 
     def _take(self, peer: PeerId, source: Address, data: bytes) -> None:
         routes, via, address = self.routes[peer], DIRECT, routes_source(self.routes[peer], source)

@@ -149,6 +149,19 @@ def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
     assert flow.held_s == expected
 
 
+def test_a_connection_that_is_full_holds_up_its_own_peer_and_its_messages_get_late() -> None:
+    here = Peer(0)
+    here.give(100)
+    here.wire.full = True
+    here.outbox.flush(0.0)
+    assert here.flow.path.sent == 0 and here.flow.queue and not here.outbox.blocked
+    assert here.flow.held is Hold.SOCKET
+    assert 0.0 < here.outbox.due_s(0.0) < 1e6, "its descriptor wakes, or its deadline passes"
+    here.wire.full = False
+    here.outbox.flush(0.1)
+    assert here.flow.path.sent > 0
+
+
 def test_what_nobody_wants_any_more_has_come_all_the_same() -> None:
     """Else a path seems to lose what was only refused, and windows close."""
     here, there = Peer(0), Peer(1)

@@ -131,7 +131,8 @@ def test_a_datagram_is_answered_over_the_connection_that_it_came_by(ends: Ends) 
 
 
 def test_a_reader_that_stands_still_holds_up_little_and_what_went_out_comes_whole(ends: Ends) -> None:
-    there, _ = ends.joined()
+    there, back = ends.joined()
+    ends.ends[1].proven(back)
     ends.until(lambda: ends.ends[0].room(there), "room")
     draws, sent = generator(2, "test streams", 0), list[bytes]()
     while ends.ends[0].room(there):
@@ -229,6 +230,24 @@ def test_strangers_hold_few_connections_for_a_short_time_and_members_keep_theirs
         ends.go(SILENT_S + 0.1)
         assert len(ends.ends[1]) == 1 and back in ends.ends[1]._streams
     assert STREAMS_MAX > UNPROVEN_MAX
+
+
+def test_a_stranger_brings_little_and_a_member_as_much_as_it_likes(ends: Ends) -> None:
+    _, back = ends.joined()
+    for _ in range(3):
+        ends.ends[0].send(bytes(30_000), 30_000, by_stream(ends.at[1]))
+        ends.until(lambda: ends.ends[0].room(by_stream(ends.at[1])) or ends.ends[0].closed, "room")
+    ends.until(lambda: ends.ends[1].refused == 1, "the end of a connection that proves nothing")
+    assert ends.ends[1].closed == [back]
+    ends.until(lambda: ends.ends[0].closed, "the other end hears of it")
+    ends.go(1.0)
+    ends.came[1].clear()
+    there, back = ends.joined()
+    ends.ends[1].proven(back)
+    for _ in range(9):
+        ends.ends[0].send(bytes(30_000), 30_000, there)
+        ends.until(lambda: ends.ends[0].room(there), "room")
+    ends.until(lambda: sum(len(data) for _, data in ends.came[1]) >= 9 * 30_000, "all")
 
 
 def test_garbage_over_a_connection_ends_it_and_nothing_else(ends: Ends) -> None:

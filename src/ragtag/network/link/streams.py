@@ -45,7 +45,9 @@ MAGIC = b"RTG1"
 LENGTH_BYTES = 2
 STREAMS_MAX = 256
 """Connections; beyond, the one that was idle for longest is closed."""
-UNPROVEN_MAX = 32
+UNPROVEN_MAX, UNPROVEN_BYTES_MAX = 32, 64 << 10
+"""Connections of others from which nothing authentic has come, and what each may bring until then: a hello,
+or a question of a newcomer, takes less than a kilobyte."""
 SILENT_S = 8 * INITIAL_RTO_S
 """A connection on which so long nothing came, although three datagrams were sent or more, is broken; so is
 one that is not made by then (TCP's own attempts are 1, 2 and 4 s apart, RFC 6298)."""
@@ -123,7 +125,7 @@ class _Stream:
 
     proven: whether it is of this end's making, or something authentic has come.
     asked, asked_s: datagrams that were sent since anything came, and when the first of them was.
-    used_s: when it carried something last.
+    used_s: when it carried something last. brought: bytes that have come.
     """
 
     def __init__(self, sock: socket.socket, address: Address, dialled: bool, longest: int, now_s: float):
@@ -131,7 +133,7 @@ class _Stream:
         self.connected = self.proven = not dialled
         self.proven = dialled
         self.began_s = self.used_s = self.asked_s = now_s
-        self.asked = 0
+        self.asked = self.brought = 0
         self.waiting = memoryview(MAGIC if dialled else b"")
         self.unframer = Unframer(longest, opens=not dialled)
 
@@ -390,6 +392,11 @@ class Streams:
             self._end(stream)
             return 0
         stream.used_s, stream.asked = self._now_s, 0
+        stream.brought += len(data)
+        if not stream.proven and stream.brought > UNPROVEN_BYTES_MAX:
+            self.refused += 1
+            self._end(stream)
+            return len(data)
         if stream.dialled:
             self._again.pop(stream.address, None)
         try:

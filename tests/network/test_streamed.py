@@ -13,6 +13,7 @@ from ragtag.core.address import by_stream
 from ragtag.core.seed import generator
 from ragtag.core.types import PeerId
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES, Kind
+from ragtag.network.link.relayed import RelayedLink
 from ragtag.network.link.streamed import LONGEST_BYTES, StreamedLink
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.relays import FORWARD_BYTES, STREAM
@@ -43,6 +44,10 @@ def test_what_goes_over_tcp_comes_as_it_was_sent(per: int, listen: Collection[Pe
         assert set(ends) <= {link.address for link in crew.under}, "a peer has the address of its card"
         _, headers = crew.framers[1].parse(came)
         assert set(headers["sender"]) == {0} and len(headers) == K
+        for peer, link in enumerate(crew.links[:2]):
+            assert isinstance(link._link, RelayedLink) and link._link._streams is not None
+            at = crew.routes[peer].to(crew.now_s, crew.under[1 - peer].address)[0]
+            assert at in link._link._streams._streams and not link._link._streams.strange(at)
         assert not crew.links[1].sessions.refused and crew.routes[2].forwarded < K
 
 
@@ -129,6 +134,15 @@ def test_trains_over_a_connection_are_as_they_are_by_udp_and_other_sizes_are_cou
             malformed += got.malformed
             return wrapped == 1152 + FORWARD_BYTES + LONGEST_BYTES
 
+        one.streams.send(b"hello", 5, there)
+
+        def heard() -> bool:
+            one.receive()
+            return two.receive().malformed == 1
+
+        until(heard, "a first datagram")
+        for address in two.streams._streams:
+            two.streams.proven(address)
         for data in sent:
             one.streams.send(data, len(data), there)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.over_tcp                         # as root, on Linux; four peers, some minutes
 
-Four peers join by a token and average 4 MB over links of 100 Mbit/s, in the lab. All go by UDP; or nftables
+Four peers join by a token and average 1 MB over links of 20 Mbit/s, in the lab. All go by UDP; or nftables
 drops all UDP at one of them, so that three of six pairs go over TCP, as they find out themselves. Runs of the
 two kinds are interleaved. The median and the longest round are compared, and what of the values is averaged.
 
@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.lab import Lab
 from benchmarks.stored import how
 
-N, ROUNDS, WARM = 4, 40, 10
-RATE_MBIT, QUEUE_MS, SIDE = 100.0, 20.0, 1000
+N, ROUNDS, WARM = 4, 30, 10
+RATE_MBIT, QUEUE_MS, SIDE = 20.0, 100.0, 500
 KINDS = {"udp": "all by UDP", "tcp": "one by TCP"}
 PATIENCE_S = 240.0
 GOAL = 1.2

@@ -139,6 +139,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         OVER_TCP,
     ),
     Sabotage(
+        "tcp: members stay strangers",
+        "src/ragtag/network/link/relayed.py",
+        "                    self._streams.proven(source)\n",
+        "                    pass\n",
+        ("tests/network/test_streamed.py",),
+    ),
+    Sabotage(
+        "tcp: two congestion controls on one path",
+        PATH,
+        "OverStream() if streamed else CONTROLLERS[CONTROLLER]()",
+        "CONTROLLERS[CONTROLLER]()",
+        ("tests/network/test_control.py", "-k", "over_tcp"),
+    ),
+    Sabotage(
         "tcp: membership never tries it",
         "src/ragtag/network/membership/datagrams.py",
         "            self.streams.send(data, len(data), by_stream(address))\n",

@@ -58,7 +58,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import NamedTuple, Protocol
 
-from ragtag.core.address import Address, by_stream, is_stream, without_stream
+from ragtag.core.address import Address, by_stream, dials, is_stream, without_stream
 from ragtag.core.types import PeerId
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.protocols.membership.pace import INITIAL_RTO_S, Allowance
@@ -441,7 +441,8 @@ class Routes:
         way = self._learned.get(address)
         if way is not None:
             return way.address
-        return without_stream(address) if without_stream(address) in self._by_address else address
+        there = without_stream(address) if dials(address) else address
+        return there if there in self._by_address else address
 
     def knows(self, address: Address) -> bool:
         """Whether a peer's own hello has shown that it is at an address."""

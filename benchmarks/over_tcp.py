@@ -11,16 +11,13 @@ Goal: rounds are at most 1.2 times as long, and all are whole.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Lab
-from benchmarks.stored import how
 
-N, ROUNDS, WARM = 4, 30, 10
+N, PAIRS, ROUNDS, WARM = 4, 2, 30, 10
 RATE_MBIT, QUEUE_MS, SIDE = 20.0, 100.0, 500
 KINDS = {"udp": "all by UDP", "tcp": "one by TCP"}
 PATIENCE_S = 240.0
@@ -75,26 +72,15 @@ def run(kind: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=2, help="runs of each kind, interleaved")
-    parser.add_argument("--out", type=Path, help="a JSON file, such as benchmarks/results/over_tcp.json")
-    asked = parser.parse_args()
-    made = how()
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for at in range(asked.pairs):
+    medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(PAIRS):
         for kind, name in KINDS.items():
             one = run(kind)
-            found[kind].append(one)
-            times = f"median {one['median_s']:.3f} s, longest {one['longest_s']:.2f} s"
-            came = f"{one['heard_mean']:.2f} heard, {one['averaged']:.1%} averaged"
-            print(f"{at + 1}. {name}: {times}, {came}, {one['ways_over_tcp']} ways over TCP", flush=True)
-    medians = {kind: statistics.median(one["median_s"] for one in runs) for kind, runs in found.items()}
-    ratio = medians["tcp"] / medians["udp"]
+            medians[kind].append(one["median_s"])
+            figures = ", ".join(f"{what} {figure:.4g}" for what, figure in one.items())
+            print(f"{name}: {figures}", flush=True)
+    ratio = statistics.median(medians["tcp"]) / statistics.median(medians["udp"])
     print(f"median rounds: {ratio:.2f} times as long (goal {GOAL}): {'met' if ratio <= GOAL else 'MISSED'}")
-    if asked.out:
-        asked.out.write_text(json.dumps({**made, "goal": GOAL, "ratio": ratio, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab import Lab
+from benchmarks.over_tcp import NO_UDP
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -25,12 +26,6 @@ N = 4
 WHOLE, WITHIN_S = 5, 120.0
 """So many rounds in a row of all four, over ways that stay as they are, within so long."""
 
-NO_UDP = """
-table inet shut {
-  chain out { type filter hook output priority 0; meta l4proto udp drop; }
-  chain in { type filter hook input priority 0; meta l4proto udp drop; }
-}
-"""
 ONLY_OUT = """
 table inet only {
   chain in { type filter hook input priority 0; tcp flags & (syn | ack) == syn drop; }

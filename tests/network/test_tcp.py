@@ -20,7 +20,7 @@ from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.network.labs import lab_of
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 
 N = 4
 WHOLE, WITHIN_S = 5, 120.0

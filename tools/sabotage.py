@@ -83,6 +83,10 @@ METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 HIJACKING = "src/ragtag/privacy/hijacking.py"
 CUT, HELD_SPLIT = "tests/privacy/test_split_crew.py", "tests/recipes/test_split.py"
 
+WAYS_TCP = ("tests/protocols/test_relays_tcp.py",)
+STREAMS, OVER_TCP = "src/ragtag/network/link/streams.py", ("tests/network/test_streams.py",)
+RELAYS = "src/ragtag/protocols/relays.py"
+
 MTU = ("tests/network/test_mtu.py",)
 PATH = "src/ragtag/network/control/path.py"
 SEALED = "src/ragtag/network/link/sealed.py"
@@ -94,6 +98,69 @@ WAITED_FOR = ("tests/protocols/test_progress.py",)
 FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
 
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "tcp: only where a relay would do",
+        RELAYS,
+        "            ways += [via for via in self._itself() if via not in ways]\n",
+        "",
+        WAYS_TCP,
+    ),
+    Sabotage(
+        "tcp: for good, although UDP is back",
+        RELAYS,
+        "        if way.attempt or not way.sure or via == DIRECT or",
+        "        if way.attempt or not way.sure or",
+        WAYS_TCP,
+    ),
+    Sabotage(
+        "tcp: a connection's end is told to nobody",
+        RELAYS,
+        "        if way.via == STREAM and door.at == address:\n",
+        "        if False:\n",
+        WAYS_TCP,
+    ),
+    Sabotage(
+        "tcp: strangers keep what they have connected",
+        STREAMS,
+        "            if len(strangers) >= UNPROVEN_MAX:\n",
+        "            if len(strangers) >= 10 * UNPROVEN_MAX:\n",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "tcp: a full connection takes all the same",
+        STREAMS,
+        "        return self.connected and not self.waiting\n",
+        "        return self.connected\n",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "tcp: any length is believed",
+        STREAMS,
+        "            if not 0 < size <= self._longest:\n",
+        "            if not 0 < size:\n",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "tcp: members stay strangers",
+        "src/ragtag/network/link/relayed.py",
+        "                    self._streams.proven(source)\n",
+        "                    pass\n",
+        ("tests/network/test_streamed.py",),
+    ),
+    Sabotage(
+        "tcp: two congestion controls on one path",
+        PATH,
+        "OverStream() if streamed else CONTROLLERS[CONTROLLER]()",
+        "CONTROLLERS[CONTROLLER]()",
+        ("tests/network/test_control.py", "-k", "over_tcp"),
+    ),
+    Sabotage(
+        "tcp: membership never tries it",
+        "src/ragtag/network/membership/datagrams.py",
+        "            self.streams.send(data, len(data), by_stream(address))\n",
+        "            pass\n",
+        ("tests/network/test_datagrams.py",),
+    ),
     Sabotage(
         "outer steps: where an average came in part, momentum stays as it was",
         OUTER,

@@ -15,6 +15,7 @@ import msgspec
 
 from ragtag.core.wire import VERSION
 from ragtag.network.membership.agent import Agent, Told
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.passes import Passes, issued, proof_of, public_of
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, encode_card
@@ -68,7 +69,9 @@ class Agents:
             proof = proof_of(shown, seed, name, card.epoch, session)
             card = msgspec.structs.replace(card, key=session, proof=proof)
         identity = Identity(name, address, epoch, self._key, encode_card(card), seed=peer)
-        agent = Agent(Membership(identity, self._limits, passes), Roster(name, epoch, bool(card.key)), sock)
+        agent = Agent(
+            Membership(identity, self._limits, passes), Roster(name, epoch, bool(card.key)), Datagrams(sock)
+        )
         agent.roster.claim(card)
         self.agents[peer], self.told[peer], self.addresses[peer] = agent, [], address
         agent.join(agent.now_s(), entries, PATIENCE_S)

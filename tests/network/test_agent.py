@@ -9,12 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 from ragtag.core.seed import generator
+from ragtag.network.link.streams import MAGIC, framed
+from ragtag.network.link.udp import bound
 from ragtag.network.membership.agent import READS_MAX, Agent
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Roster
 from ragtag.protocols.membership.types import Address, Failed, Identity, Status, Transmit
-from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX, Ping, Seal
+from ragtag.protocols.membership.wire import DATAGRAM_BYTES_MAX, Introduce, Ping, Seal, record_of
 from tests.network.agents import KEY, Agents
+from tests.network.crew import PATIENCE_S, until
 
 FLOOD = 600
 
@@ -227,7 +231,7 @@ def test_one_whose_entries_are_all_silent_fails_by_its_deadline() -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("127.0.0.1", 0))
         identity = Identity("late", sock.getsockname(), 7, KEY)
-        agent = Agent(Membership(identity), Roster("late", 7), sock)
+        agent = Agent(Membership(identity), Roster("late", 7), Datagrams(sock))
         agents.agents[0] = agent
         told: list[object] = []
         began_s = time.monotonic()
@@ -251,3 +255,29 @@ def test_one_whose_pass_ends_by_the_wall_clock_leaves_and_says_why() -> None:
         agents.until(agents.agree, "the others went on")
         assert agents.believed(0, "otter-2")[-1] is Status.LEFT and not agents.agents[0].over
         alice.close()
+
+
+def test_who_connects_is_a_stranger_until_something_of_the_crews_comes() -> None:
+    identity = Identity("here", ("127.0.0.1", 1), 7, KEY)
+    sock = Datagrams(bound(socket.SOCK_DGRAM, ("127.0.0.1", 0)), listens=True)
+    agent = Agent(Membership(identity), Roster("here", 7), sock)
+    try:
+        agent.join(0.0, [], 1.0)
+        with socket.create_connection(sock.address) as other:
+            garbage = bytes(100)
+            other.sendall(MAGIC + framed(garbage, 100).tobytes())
+
+            def told(strange: bool) -> bool:
+                agent.turn(agent.now_s())
+                found = list(sock.streams._streams)
+                return bool(found) and sock.streams.strange(found[0]) is strange
+
+            until(lambda: told(True), "a connection")
+            data = Seal(KEY, 9).seal(Introduce(record_of(agent.machine.me)), 0)
+            other.sendall(framed(data, len(data)).tobytes())
+            until(lambda: told(False), "a datagram of the crew's")
+            assert agent.machine.counts["malformed"] == 1
+            other.settimeout(PATIENCE_S)
+            assert len(other.recv(2000)) <= len(data) + 2, "nobody is answered with more than came"
+    finally:
+        agent.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -459,3 +460,18 @@ def test_of_departures_that_were_forgotten_no_round_trip_is_measured() -> None:
     assert control.samples[-1].rtt_s is None and path.srtt_s == 0.0
     path.on_ack(10.0, 101, 101, 500)
     assert control.samples[-1].rtt_s == pytest.approx(10.0 - 0.1)
+
+
+def test_over_tcp_there_is_no_pace_and_no_window_but_what_is_granted() -> None:
+    path = Path()
+    path.moved(streamed=True)
+    assert path.streamed and path.control.rate == math.inf and path.limit <= WINDOW_FIRST
+    path.send(0.0, 10)
+    path.on_ack(0.02, 10, 10, 700)
+    assert path.train(0.02) == path.allowance == 700
+    for at in range(1, 20):  # what was lost where UDP was shut off is no reason for less
+        path.send(0.1 * at, 100)
+        path.on_ack(0.1 * at + 0.05, 10 + 100 * at, 10 + 50 * at, 700)
+    assert path.train(3.0) == 700 and path.control.bandwidth > 0
+    path.moved()
+    assert not path.streamed and type(path.control) is type(Path().control)

@@ -6,11 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
 from ragtag.core.address import Address
+from ragtag.network.link.udp import bound
 from ragtag.network.membership.admission import ask_for_key, ask_where
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.invitation import Said, invitation_key
 from tests.network.agents import KEY, Agents
 from tests.network.crew import PATIENCE_S
@@ -88,9 +91,8 @@ def test_nobody_answers_and_that_is_said_once(listens: bool) -> None:
 
 
 def test_members_tell_a_peer_from_which_address_it_comes(crew: tuple[Address, ...]) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-        own = sock.getsockname()
+    with closing(Datagrams(bound(socket.SOCK_DGRAM, ("127.0.0.1", 0)))) as sock:
+        own = sock.address
         assert set(ask_where(sock, crew, KEY, PATIENCE_S).values()) == {own}
         nobody = ("127.0.0.1", 9)
         asked_s = time.monotonic()

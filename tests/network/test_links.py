@@ -125,6 +125,7 @@ class Masked:
         self.address, self.unusable = self._under.address, self._under.unusable
         self.fileno, self.close = self._under.fileno, self._under.close
         self.turn, self.ready, self.due_s = self._under.turn, self._under.ready, self._under.due_s
+        self.room = self._under.room
         self.masked = 0
 
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:

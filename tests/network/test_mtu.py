@@ -128,6 +128,9 @@ class Line:
     def ready(self, address: Address) -> bool:
         return True
 
+    def room(self, address: Address) -> bool:
+        return True
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         if per > self.first_hop:
             raise TooLarge

@@ -30,7 +30,7 @@ class Wire:
     capacity = 4096
 
     def __init__(self) -> None:
-        self.keys, self.room = True, 1 << 20
+        self.keys, self.fits, self.full = True, 1 << 20, False
         self.rows: list[Bytes] = []
         self.shorts: list[bytes] = []
         self.next: list[Bytes] = []
@@ -40,8 +40,11 @@ class Wire:
     def ready(self, address: Address) -> bool:
         return self.keys
 
+    def room(self, address: Address) -> bool:
+        return not self.full
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
-        rows = rows[: self.room]
+        rows = rows[: self.fits]
         self.rows.append(rows.copy())
         return len(rows)
 
@@ -126,10 +129,10 @@ def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
     outbox.flush(0.0)
     assert flow.held is Hold.KEYS and path.sent == 0, "what has no keys yet waits, and is not lost"
     outbox.flush(1.0)
-    here.wire.keys, here.wire.room = True, 0
+    here.wire.keys, here.wire.fits = True, 0
     outbox.flush(3.0)
     assert flow.held is Hold.SOCKET
-    here.wire.room, path.control.window, path.granted, path._used = 1 << 20, 10, 1000, True
+    here.wire.fits, path.control.window, path.granted, path._used = 1 << 20, 10, 1000, True
     outbox.flush(4.0)
     assert flow.held is Hold.WINDOW and path.sent == 10
     path.granted = 5
@@ -144,6 +147,19 @@ def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:
     outbox.flush(9.0)
     expected = {Hold.KEYS: 3.0, Hold.SOCKET: 1.0, Hold.WINDOW: 0.5, Hold.RECEIVER: 0.5, Hold.RATE: 2.0}
     assert flow.held_s == expected
+
+
+def test_a_connection_that_is_full_holds_up_its_own_peer_and_its_messages_get_late() -> None:
+    here = Peer(0)
+    here.give(100)
+    here.wire.full = True
+    here.outbox.flush(0.0)
+    assert here.flow.path.sent == 0 and here.flow.queue and not here.outbox.blocked
+    assert here.flow.held is Hold.SOCKET
+    assert 0.0 < here.outbox.due_s(0.0) < 1e6, "its descriptor wakes, or its deadline passes"
+    here.wire.full = False
+    here.outbox.flush(0.1)
+    assert here.flow.path.sent > 0
 
 
 def test_what_nobody_wants_any_more_has_come_all_the_same() -> None:

@@ -17,6 +17,7 @@ from ragtag.network.driver.engine import APART_MAX, News, Reachability
 from ragtag.network.link.flow import ENDINGS_APART_MAX, Flow
 from ragtag.network.link.inject import Injector
 from ragtag.network.membership.agent import Agent
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import NO_SEAT, Card, Roster, decode_card, encode_card
 from ragtag.protocols.membership.types import Changed, Failed, Identity, Member, PutOut, Remarked, Status
@@ -29,7 +30,7 @@ MINE = Card(VERSION, 0, 0, 99, True, "127.0.0.1", 6000, 0, 3, 7)
 def agent() -> Iterator[Agent]:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    made = Agent(Membership(Identity("me", sock.getsockname(), 50, KEY)), Roster("me", 50), sock)
+    made = Agent(Membership(Identity("me", sock.getsockname(), 50, KEY)), Roster("me", 50), Datagrams(sock))
     made.join(0.0, [], 1.0)
     made.describe(0.0, MINE)
     yield made

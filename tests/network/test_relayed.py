@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -17,6 +17,7 @@ from ragtag.network.link.link import Carrier, Received, TooLarge, Wrapped
 from ragtag.network.link.memory import Hub, MemoryLink
 from ragtag.network.link.relayed import RelayedLink
 from ragtag.network.link.sealed import SealedLink
+from ragtag.network.link.streamed import StreamedLink
 from ragtag.network.link.udp import UdpLink
 from ragtag.protocols.relays import FORWARD_BYTES, Routes
 from ragtag.protocols.sealing.noise import KeyPair
@@ -37,8 +38,9 @@ class Apart:
         self.address, self.failures, self.capacity = link.address, link.failures, link.capacity
         self.fileno, self.close, self.turn = link.fileno, link.close, link.turn
         self.unusable, self.ready, self.due_s = link.unusable, link.ready, link.due_s
+        self.room = link.room
         self.seen: list[bytes] = []
-        self.room = 1 << 30
+        self.left_bytes = 1 << 30
 
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         return len(rows) if address in self.cut else self._link.send(rows, address, per)
@@ -50,7 +52,7 @@ class Apart:
     def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
         if address in self.cut:
             return len(data)
-        part = bytes(data[: self.room - self.room % size])
+        part = bytes(data[: self.left_bytes - self.left_bytes % size])
         return self._link.carry(part, size, address) if part else 0
 
     def receive(self) -> Received:
@@ -60,9 +62,12 @@ class Apart:
 
 
 class Crew:
-    """Three peers, of which 0 and 1 do not reach each other."""
+    """Three peers, of which 0 and 1 do not reach each other by UDP.
 
-    def __init__(self, make: Callable[[], Carrier]) -> None:
+    listen: peers that listen for TCP; ``None``: there is none at all.
+    """
+
+    def __init__(self, make: Callable[[], Carrier], listen: Collection[PeerId] | None = None) -> None:
         self.under = [Apart(make()) for _ in range(3)]
         self.cards: dict[PeerId, tuple[Address, bytes]] = {}
         self.links, self.framers, self.routes = list[SealedLink](), list[Framer](), list[Routes]()
@@ -71,10 +76,14 @@ class Crew:
             keys = KeyPair(draws.bytes(32))
             self.cards[peer] = link.address, card_of(1, keys)
             sessions = Sessions(b"c" * 32, keys, self.at, draws.bytes)
-            routes = Routes(peer, b"c" * 32, keys, self, sessions.heard, draws.bytes)
+            over = None if listen is None else StreamedLink(link, listens=peer in listen)
+            streams = None if over is None else over.streams
+            routes = Routes(
+                peer, b"c" * 32, keys, self, sessions.heard, draws.bytes, streams=streams is not None
+            )
             identity = Identity("otters", peer)
             self.routes.append(routes)
-            self.links.append(SealedLink(RelayedLink(link, routes), identity, sessions))
+            self.links.append(SealedLink(RelayedLink(over or link, routes, streams), identity, sessions))
             framer = Framer(identity, 77 + peer, sealed=True)
             framer.open(0, 7)
             self.framers.append(framer)
@@ -105,7 +114,7 @@ class Crew:
             got.table = got.table.copy()
             self.got[peer].append(got)
 
-    def meet(self) -> None:
+    def meet(self, via: PeerId = 2) -> None:
         """0 and 1 have keys for each other, by way of 2."""
         a, b = self.under[0].address, self.under[1].address
 
@@ -113,10 +122,10 @@ class Crew:
             self.turn()
             there = self.links[0].ready(b), self.links[1].ready(a)
             self.links[0].send_short(self.framers[0].short(Kind.PING, 1, seq=1), b)
-            return all(there)
+            return all(there) and self.routes[0].via(1) == self.routes[1].via(0) == via
 
-        until(met, "keys of two that reach each other through a third only")
-        assert self.routes[0].via(1) == self.routes[1].via(0) == 2
+        until(met, "keys of two that do not reach each other by UDP")
+        assert self.routes[0].via(1) == self.routes[1].via(0) == via
 
     def rows(self, k: int) -> Bytes:
         draws = generator(6, "test relayed rows", k)
@@ -198,7 +207,7 @@ def test_who_relays_sees_nothing_and_what_it_changes_is_refused(crew: Crew) -> N
 
 def test_a_relay_without_room_loses_and_counts_and_one_that_takes_less_is_found_out(crew: Crew) -> None:
     crew.meet()
-    crew.under[2].room = 0
+    crew.under[2].left_bytes = 0
     crew.links[0].send(crew.rows(5), crew.under[1].address)
 
     def counted() -> bool:
@@ -206,9 +215,9 @@ def test_a_relay_without_room_loses_and_counts_and_one_that_takes_less_is_found_
         return crew.routes[2].refused["no room to relay"] > 0
 
     until(counted, "a full socket at the relay")
-    crew.under[0].room = 3 * (DATAGRAM_BYTES + FORWARD_BYTES)
+    crew.under[0].left_bytes = 3 * (DATAGRAM_BYTES + FORWARD_BYTES)
     assert crew.links[0].send(crew.rows(5), crew.under[1].address) == 3  # no more room here: the rest stays
-    crew.under[0].room = 0
+    crew.under[0].left_bytes = 0
     assert crew.links[0].send(crew.rows(5), crew.under[1].address) == 0
 
 

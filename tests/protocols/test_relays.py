@@ -102,7 +102,7 @@ class World:
         self.hops: Counter[bytes] = Counter()
         self.talks: Callable[[PeerId, PeerId], bool] = lambda a, b: True
         self.now_s = 0.0
-        self._serial = 0
+        self._serial = self._pushed = 0
         self._flying: list[tuple[float, int, PeerId, Address, bytes]] = []
 
     def run(self, until_s: float) -> None:
@@ -143,8 +143,12 @@ class World:
             elif other not in self.nats and to == self.cards[other]:
                 receiver = other
         if receiver is not None:
-            entry = (self.now_s + ONE_WAY_S, len(self.sent), receiver, source, data)
-            heapq.heappush(self._flying, entry)
+            self.push(receiver, source, data)
+
+    def push(self, receiver: PeerId, source: Address, data: bytes) -> None:
+        """Have a datagram come a little later, from where its receiver sees it come."""
+        self._pushed += 1
+        heapq.heappush(self._flying, (self.now_s + ONE_WAY_S, self._pushed, receiver, source, data))
 
     def _take(self, peer: PeerId, source: Address, data: bytes) -> None:
         routes, via, address = self.routes[peer], DIRECT, routes_source(self.routes[peer], source)
@@ -313,7 +317,7 @@ def test_what_takes_two_hops_is_not_passed_on() -> None:
     world.blocked |= {(world.cards[3][0], world.cards[a][0]) for a in (0, 1)}
     world.run(8.0)
     assert world.routes[0].via(3) == world.routes[1].via(3) == 2
-    ticket = world.routes[0]._ways[1].ticket
+    ticket = world.routes[0]._ways[1].door.ticket
     assert ticket
     routes = world.routes[1]
     assert routes.forward(world.now_s, head_of(0, 3, ticket), world.cards[0], 1168) is None
@@ -332,7 +336,7 @@ def test_one_member_has_no_more_passed_on_than_its_share() -> None:
     assert 56 * passed <= FORWARDED_PACKETS_PER_S < 56 * (passed + 2)
     assert routes.refused["too much to relay"] > 0
     other = world.nats[3].out(3, world.cards[relay])
-    back = head_of(3, 2, world.routes[3]._ways[relay].ticket)
+    back = head_of(3, 2, world.routes[3]._ways[relay].door.ticket)
     assert routes.forward(world.now_s, back, other, train) is not None  # others have their own
 
 

@@ -12,6 +12,9 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 Address = tuple[str, int]
 """A host and a port."""
+_LISTENS, _CAME = "tcp/", "tcp<"
+"""Before the host of an address that is reached over a TCP connection: one that listens there, and one that
+has connected from there. All other addresses are UDP's."""
 _BROADCAST = IPv4Address("255.255.255.255")
 _HOSTS_MAX = 4096
 
@@ -54,3 +57,28 @@ def unusable(address: Address, family: int = 0) -> str:
     if not why and not 1 <= port <= 65535:
         why = "has no port that could be sent to"
     return f"{host[:80]!r}, port {port}, {why}" if why else ""
+
+
+def by_stream(address: Address) -> Address:
+    """The same host and port over TCP: whoever listens there."""
+    return _LISTENS + address[0], address[1]
+
+
+def from_stream(address: Address) -> Address:
+    """The connection that was made from a host and port."""
+    return _CAME + address[0], address[1]
+
+
+def is_stream(address: Address) -> bool:
+    """Whether an address is one over TCP."""
+    return address[0].startswith((_LISTENS, _CAME))
+
+
+def dials(address: Address) -> bool:
+    """Whether an address is one to which a connection can be made."""
+    return address[0].startswith(_LISTENS)
+
+
+def without_stream(address: Address) -> Address:
+    """The host and port of an address, whether it is one over TCP or not."""
+    return address[0].removeprefix(_LISTENS).removeprefix(_CAME), address[1]

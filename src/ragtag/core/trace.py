@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -477,6 +477,7 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     datagram_bytes: how large datagrams were at the end, without headers of UDP and IP; 0: not known. What
         ``sent`` and ``lost`` count are packets of 1,152 bytes, of which a large datagram holds several.
     through: the peer that relayed what was sent, at the end; -1: none, it went there directly.
+    protocol: by which it left, at the end: udp; tcp, where UDP does not get through.
     held_s: what kept messages from leaving, and for how long in all: keys, socket, receiver, window, rate,
         driver.
     """
@@ -490,6 +491,7 @@ class Link(Base, frozen=True, kw_only=True, tag="link"):
     min_rtt_s: Seconds = 0.0
     datagram_bytes: Annotated[int, Meta(ge=0, le=65_535)] = 0
     through: Annotated[int, Meta(ge=-1, lt=1 << 20)] = -1
+    protocol: Literal["udp", "tcp"] = "udp"
     held_s: Annotated[dict[str, Seconds], Meta(max_length=32)] = {}
 
 

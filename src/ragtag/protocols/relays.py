@@ -1,4 +1,5 @@
-"""Ways between peers of which some cannot reach each other: directly, or through one member that both reach.
+"""Ways between peers of which some cannot reach each other: over UDP, over TCP, or through one member that
+both reach.
 
 A machine without I/O, of one process. It says where a datagram for a peer leaves, and which datagrams of
 others are passed on. It is asked below what seals (``network.link.relayed``), so a member that passes
@@ -22,8 +23,14 @@ nothing, as its count is old.
 **When a way is doubted.** Something has left for ``LOOK_S``, and nothing authentic came. The other end's way
 may be broken as well as this one's, so hellos say that nothing is heard, and the other end doubts its own.
 An end that doubts says hello on its present way and directly, in growing pauses, and from the
-``RELAYS_FROM``-th time on through others, too: one, then two, four, eight. The first way that is answered is
-taken. A direct way is always better, and is tried every ``AGAIN_S`` while another one is in use.
+``OTHERS_FROM``-th time on over TCP, too, and through others: one, then two, four, eight. The first way that
+is answered is taken, and later a better one that is: UDP to the peer itself is best, TCP to it is better than
+through another member, whose line would carry all twice. Better ways are tried every ``AGAIN_S``.
+
+**Over TCP** a peer listens at the address of its card, port for port. Whoever can reach the other connects,
+and hellos over the connection show the other end where the answer goes. So a peer that only gets out, and
+only by TCP, is reached by all that it reaches, and members that have TCP ways to two such peers relay between
+them.
 
 **Through whom.** Of the members to which this peer has a direct way, sorted by seat, it begins with number
 a + b (the two seats), modulo how many there are; the end with the higher seat begins with the next one. So
@@ -51,7 +58,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import NamedTuple, Protocol
 
-from ragtag.core.address import Address
+from ragtag.core.address import Address, by_stream, dials, is_stream, without_stream
 from ragtag.core.types import PeerId
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.protocols.membership.pace import INITIAL_RTO_S, Allowance
@@ -62,15 +69,15 @@ HELLO, HERE, FORWARD = 0x46, 0x47, 0x48
 FORWARD_BYTES = 16
 """By so much a datagram that is passed on is longer. Of one packet it stays below RFC 8899's 1,200 bytes and
 IPv4's headers, and below IPv6's least MTU."""
-DIRECT = -1
-"""In place of the seat of a member that relays."""
+DIRECT, STREAM = -1, -2
+"""In place of the seat of a member that relays: over UDP to the peer itself, or over TCP to it."""
 LOOK_S = INITIAL_RTO_S
 """After so long without anything from a peer to which something was sent its way is doubted."""
 AGAIN_S = 15.0
-"""Between two attempts at a direct way while another one is in use; as often routers are kept from forgetting
+"""Between two attempts at a better way than that in use; as often routers are kept from forgetting
 (RFC 8445, section 11)."""
-RELAYS_FROM = 3
-"""The attempt from which on others are asked to relay: two hellos may be lost by chance."""
+OTHERS_FROM = 3
+"""The attempt from which on TCP is tried, and others are asked to relay: two hellos may be lost by chance."""
 FORWARDED_PACKETS_PER_S = 100_000.0
 """Packets of 1,152 bytes that one member may have passed on by this peer: about a gigabit per second."""
 _PAUSE_S, _PAUSE_MAX_S = INITIAL_RTO_S / 8, 2 * INITIAL_RTO_S
@@ -114,14 +121,34 @@ class Turned(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class _Door:
+    """Where a peer itself is reached, over UDP or over TCP.
+
+    usual: where its card says.
+    learned: where its own hello came from, and came to be proven; ``None``: where its card says.
+    count: the highest of its hellos that showed where it is.
+    ticket: by which it passes on what this peer sends there; 0: none.
+    """
+
+    usual: Address
+    learned: Address | None = None
+    count: int = 0
+    ticket: int = 0
+
+    @property
+    def at(self) -> Address:
+        """Where what is sent there goes."""
+        return self.learned or self.usual
+
+
+@dataclass(slots=True, eq=False)
 class _Way:
     """The way to the process at an address.
 
     secret: for tags.
-    learned: where its own hello came from, and came to be proven; ``None``: where its card says.
-    count, trouble: the highest of its hellos that showed where it is, and that said it hears nothing.
-    ticket: by which it passes on what this peer sends; 0: none.
-    via: the member that relays what is sent to it, or ``DIRECT``.
+    doors: where it is reached itself: ``DIRECT`` and ``STREAM``.
+    trouble: the highest of its hellos that said it hears nothing.
+    via: the member that relays what is sent to it, or ``DIRECT``, or ``STREAM``.
     sure: whether this way was ever answered.
     doubted: whether the other end says that it hears nothing.
     silent: whether nothing has come although something left.
@@ -129,7 +156,7 @@ class _Way:
     heard: how much had come when that was looked at last.
     attempt: hellos without an answer; 0: the way is not doubted.
     again_s: when to look again, or to say hello.
-    direct_s: when to try the direct way again.
+    better_s: when to try better ways again.
     asked: hellos that are not answered, by count: on which way, and with which ticket.
     told: whether it was said that it is out of reach.
     passed: what is still passed on of what it sends.
@@ -139,10 +166,8 @@ class _Way:
     address: Address
     public: bytes
     secret: bytes
-    learned: Address | None = None
-    count: int = 0
+    doors: dict[PeerId, _Door]
     trouble: int = 0
-    ticket: int = 0
     via: PeerId = DIRECT
     sure: bool = False
     doubted: bool = False
@@ -151,15 +176,15 @@ class _Way:
     heard: int = 0
     attempt: int = 0
     again_s: float = math.inf
-    direct_s: float = math.inf
+    better_s: float = math.inf
     asked: OrderedDict[int, tuple[PeerId, int]] = field(default_factory=OrderedDict)
     told: bool = False
     passed: Allowance = field(default_factory=lambda: Allowance(FORWARDED_PACKETS_PER_S))
 
     @property
-    def at(self) -> Address:
-        """Where it is sent to directly."""
-        return self.learned or self.address
+    def door(self) -> _Door:
+        """Where it is sent to, if nobody relays."""
+        return self.doors[min(self.via, DIRECT)]
 
 
 class Routes:
@@ -171,6 +196,7 @@ class Routes:
     mates: who is where.
     heard: of an address as a card has it, how much authentic has come from there; it only has to change.
     random: random bytes, of so many.
+    streams: whether the link below has addresses over TCP.
     forwarded: packets that were passed on for others.
     refused: why datagrams were not taken, or not passed on, and how many.
     news: what is to be told; the caller clears it.
@@ -184,9 +210,10 @@ class Routes:
         mates: Mates,
         heard: Callable[[Address], int],
         random: Callable[[int], bytes],
+        streams: bool = False,
     ) -> None:
         self._me, self._crew_key, self._key, self._mates, self._heard = me, crew_key, key, mates, heard
-        self._secret = random(32)
+        self._secret, self._streams = random(32), streams
         self._ways: dict[PeerId, _Way] = {}
         self._by_address: dict[Address, _Way] = {}
         self._learned: dict[Address, _Way] = {}
@@ -207,16 +234,21 @@ class Routes:
             way.wanted = True
             if not way.attempt:
                 self._at(way, min(way.again_s, now_s + LOOK_S if way.sure else now_s))
-        relay = None if way.via == DIRECT else self._ways.get(way.via)
-        return (way.at, b"") if relay is None else (relay.at, self._head(relay, way.peer))
+        relay = self._ways.get(way.via)
+        return (way.door.at, b"") if relay is None else (relay.door.at, self._head(relay, way.peer))
 
     def via(self, peer: PeerId) -> PeerId:
-        """The member that relays what is sent to a peer, or ``DIRECT``."""
+        """The member that relays what is sent to a peer, or ``DIRECT``, or ``STREAM``."""
         way = self._ways.get(peer)
         return DIRECT if way is None else way.via
 
+    def streamed(self, peer: PeerId) -> bool:
+        """Whether what is sent to a peer leaves over TCP, to it or to the member that relays."""
+        via = self.via(peer)
+        return STREAM in (via, self.via(via))
+
     def _head(self, relay: _Way, to: PeerId) -> bytes:
-        return _FORWARD.pack(FORWARD, 0, self._me, to, 0, relay.ticket)
+        return _FORWARD.pack(FORWARD, 0, self._me, to, 0, relay.door.ticket)
 
     def _look(self, address: Address) -> _Way | None:
         found = self._mates.at(address)
@@ -237,7 +269,8 @@ class Routes:
         if way is not None:
             self._forget(way)
         secret = hashlib.blake2b(shared, key=self._crew_key, person=b"ragtag-relays").digest()
-        way = self._ways[peer] = self._by_address[address] = _Way(peer, address, public, secret)
+        doors = {DIRECT: _Door(address), STREAM: _Door(by_stream(address))}
+        way = self._ways[peer] = self._by_address[address] = _Way(peer, address, public, secret, doors)
         return way
 
     def _forget(self, way: _Way) -> None:
@@ -245,18 +278,32 @@ class Routes:
         del self._ways[way.peer]
         if self._by_address.get(way.address) is way:
             del self._by_address[way.address]
-        self._learn(way, None)
+        for door in way.doors.values():
+            self._learn(way, door, None)
 
-    def _learn(self, way: _Way, source: Address | None) -> None:
+    def _learn(self, way: _Way, door: _Door, source: Address | None) -> None:
         """A peer is at another address than before; ``None``: where its card says."""
-        if way.learned is not None and self._learned.get(way.learned) is way:
-            del self._learned[way.learned]
-        way.learned = source
+        if door.learned is not None and self._learned.get(door.learned) is way:
+            del self._learned[door.learned]
+        door.learned = source
         if source is not None:
             before = self._learned.get(source)
-            if before is not None:
-                before.learned = None
+            for other in () if before is None else before.doors.values():
+                if other.learned == source and other is not door:
+                    other.learned = None
             self._learned[source] = way
+
+    def closed(self, now_s: float, address: Address) -> None:
+        """A connection has ended: what goes over it needs another one, or another way."""
+        way = self._learned.get(address) or self._by_address.get(without_stream(address))
+        if way is None:
+            return
+        door = way.doors[STREAM]
+        if way.via == STREAM and door.at == address:
+            way.doubted = True
+            self._at(way, now_s)
+        if door.learned == address:
+            self._learn(way, door, None)
 
     def _at(self, way: _Way, at_s: float) -> None:
         way.again_s = at_s
@@ -273,9 +320,9 @@ class Routes:
         """Hellos to send now. It may be called at any time, and should be when membership has news."""
         out: list[Out] = []
         for way in list(self._ways.values()):
-            if way.via != DIRECT and not self._relays(way.via):
+            if way.via >= 0 and not self._relays(way.via):
                 self._turn_to(way, DIRECT)
-                way.sure, way.attempt = False, max(way.attempt, RELAYS_FROM - 1)
+                way.sure, way.attempt = False, max(way.attempt, OTHERS_FROM - 1)
                 self._at(way, now_s)
         if now_s < self._due_s:
             return out
@@ -294,10 +341,10 @@ class Routes:
             heard = self._heard(way.address)
             if heard != way.heard or not way.wanted:
                 way.heard, way.wanted = heard, False
-                if way.via != DIRECT and way.direct_s <= now_s:
-                    way.direct_s = now_s + AGAIN_S
-                    out.append(self._hello(way, DIRECT, False))
-                way.again_s = way.direct_s if way.via != DIRECT else math.inf
+                if way.via != DIRECT and way.better_s <= now_s:
+                    way.better_s = now_s + AGAIN_S
+                    out += [self._hello(way, via, False) for via in self._itself()]
+                way.again_s = way.better_s if way.via != DIRECT else math.inf
                 return
             way.silent = True
         if way.attempt > _TOLD_AT and not way.wanted:  # nobody asks for it any more
@@ -310,22 +357,28 @@ class Routes:
         way.attempt += 1
         way.wanted = False
         ways = [DIRECT] if way.via == DIRECT else [way.via, DIRECT]
-        if way.attempt >= RELAYS_FROM:
-            most = min(_RELAYS_MAX, 2 ** (way.attempt - RELAYS_FROM))
+        if way.attempt >= OTHERS_FROM:
+            ways += [via for via in self._itself() if via not in ways]
+            most = min(_RELAYS_MAX, 2 ** (way.attempt - OTHERS_FROM))
             ways += [peer for peer in self._candidates(now_s, way)[:most] if peer not in ways]
-        troubled = way.silent or way.attempt >= RELAYS_FROM
+        troubled = way.silent or way.attempt >= OTHERS_FROM
         out += [self._hello(way, via, troubled) for via in ways]
         if way.attempt == _TOLD_AT and not way.told:
             way.told = True
-            others = len(self._candidates(now_s, way))
+            others, at = len(self._candidates(now_s, way)), way.doors[DIRECT].at
+            nor, what = (", nor over TCP", "UDP or TCP") if self._streams else ("", "UDP")
             why = f"{others} members were asked to relay" if others else "no other member can relay"
             detail = (
-                f"it does not answer at {way.at[0]}:{way.at[1]}, and {why}: have the router or firewall in "
-                "front of one of the two let UDP in"
+                f"it does not answer at {at[0]}:{at[1]}{nor}, and {why}: have the router or firewall in "
+                f"front of one of the two let {what} in"
             )
             self.news.append(Turned(way.peer, way.address, "out of reach", detail))
         pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** (way.attempt - 1))
         way.again_s = now_s + (pause_s if way.attempt <= 2 * _TOLD_AT else AGAIN_S)
+
+    def _itself(self) -> tuple[PeerId, ...]:
+        """Ways to a peer itself, the best first."""
+        return (DIRECT, STREAM) if self._streams else (DIRECT,)
 
     def _candidates(self, now_s: float, way: _Way) -> list[PeerId]:
         """The members that may relay to a peer, the first choice first."""
@@ -350,23 +403,23 @@ class Routes:
     def _relays(self, peer: PeerId) -> bool:
         """Whether a member could pass something on, as far as is known here."""
         way = self._ways.get(peer)
-        if way is None or not way.ticket or way.via != DIRECT or not way.sure:
+        if way is None or not way.door.ticket or way.via >= 0 or not way.sure:
             return False
         return self._way(peer) is way
 
     def _hello(self, way: _Way, via: PeerId, troubled: bool) -> Out:
         self._count += 1
-        ticket = way.ticket if via == DIRECT else 0
+        ticket = way.doors[via].ticket if via < 0 else 0
         way.asked[self._count] = via, ticket
         while len(way.asked) > _ASKED_MAX:
             way.asked.popitem(last=False)
         return self._out(way, via, self._message(way, HELLO, _TROUBLED * troubled, self._count, ticket))
 
     def _out(self, way: _Way, via: PeerId, message: bytes) -> Out:
-        if via == DIRECT:
-            return Out(message, way.at)
+        if via < 0:
+            return Out(message, way.doors[via].at)
         relay = self._ways[via]
-        return Out(self._head(relay, way.peer) + message, relay.at)
+        return Out(self._head(relay, way.peer) + message, relay.door.at)
 
     def _message(self, way: _Way, kind: int, flags: int, count: int, ticket: int) -> bytes:
         body = _HEAD.pack(kind, flags, self._me, way.peer, 0, count, ticket)
@@ -386,12 +439,14 @@ class Routes:
     def source(self, address: Address) -> Address:
         """The address on the card of the peer that sends from an address."""
         way = self._learned.get(address)
-        return address if way is None else way.address
+        if way is not None:
+            return way.address
+        there = without_stream(address) if dials(address) else address
+        return there if there in self._by_address else address
 
-    @property
-    def translates(self) -> bool:
-        """Whether ``source`` gives any other address back."""
-        return bool(self._learned)
+    def knows(self, address: Address) -> bool:
+        """Whether a peer's own hello has shown that it is at an address."""
+        return address in self._learned
 
     def hear(self, now_s: float, data: bytes, source: Address, via: PeerId = DIRECT) -> list[Out]:
         """Take a hello, or the answer to one, of 64 bytes; what to send for it.
@@ -408,28 +463,31 @@ class Routes:
             return []
         if kind == HERE:
             return self._answered(now_s, way, count, ticket, flags & _KNOWN != 0)
-        if via != DIRECT and not self._relays(via):
+        if via >= 0 and not self._relays(via):
             self._greet(now_s, via)  # the answer can go through it alone
             return []
-        given = self._ticket(way, source) if via == DIRECT else 0
-        if via == DIRECT and ticket == given and count > way.count:
-            way.count = count
-            if source != way.at:
-                self._learn(way, None if source == way.address else source)
-                self.news.append(Turned(way.peer, way.address, "", ""))
-                way.direct_s = now_s
-                self._at(way, now_s)
+        door, given = None, 0
+        if via == DIRECT:
+            via = STREAM if is_stream(source) else DIRECT
+            door, given = way.doors[via], self._ticket(way, source)
+            if ticket == given and count > door.count:
+                door.count = count
+                if source != door.at:
+                    self._learn(way, door, None if source == door.usual else source)
+                    self.news.append(Turned(way.peer, way.address, "", ""))
+                    way.better_s = now_s
+                    self._at(way, now_s)
         if flags & _TROUBLED and count > way.trouble:
             way.trouble = count
             if way.attempt == 0:
                 way.doubted = True
                 self._at(way, now_s)
-        known = via != DIRECT or source == way.at
+        known = door is None or source == door.at
         return [self._out_to(way, via, source, self._message(way, HERE, _KNOWN * known, count, given))]
 
     def _out_to(self, way: _Way, via: PeerId, source: Address, message: bytes) -> Out:
         """An answer, to where its question came from."""
-        return Out(message, source) if via == DIRECT else self._out(way, via, message)
+        return Out(message, source) if via < 0 else self._out(way, via, message)
 
     def _answered(self, now_s: float, way: _Way, count: int, ticket: int, known: bool) -> list[Out]:
         asked = way.asked.pop(count, None)
@@ -437,27 +495,32 @@ class Routes:
             self.refused["replayed"] += 1
             return []
         via, shown = asked
-        if via == DIRECT:
-            way.ticket = ticket
+        if via < 0:
+            way.doors[via].ticket = ticket
             if not known:  # it cannot answer but to a hello: the ticket shows it where this end is
-                return [self._hello(way, DIRECT, False)] if shown != ticket else []
-        if way.attempt or not way.sure or via == DIRECT:
+                return [self._hello(way, via, False)] if shown != ticket else []
+        if way.attempt or not way.sure or via == DIRECT or (via == STREAM and way.via >= 0):
             if via != way.via:
                 self._turn_to(way, via)
             way.attempt, way.sure = 0, True
             way.doubted = way.silent = way.told = False
             way.heard, way.wanted = self._heard(way.address), False
-            way.direct_s = now_s + AGAIN_S
+            way.better_s = now_s + AGAIN_S
             self._at(way, now_s + LOOK_S)
         return []
 
     def _turn_to(self, way: _Way, via: PeerId) -> None:
         way.via = via
         if via == DIRECT:
-            told = "reached", "what is sent to it goes there directly again"
+            told = "reached", "what is sent to it goes there directly again, over UDP"
+        elif via == STREAM:
+            told = "by TCP", "it did not answer over UDP: what is sent to it goes over a TCP connection"
         else:
             told = "relayed", f"what is sent to it goes through peer {via}"
         self.news.append(Turned(way.peer, way.address, *told))
+        for other in self._ways.values():
+            if other.via == way.peer:
+                self.news.append(Turned(other.peer, other.address, "", ""))
 
     # -- What is passed on
 
@@ -471,7 +534,7 @@ class Routes:
         ``None``: it comes from no member, or is in the name of none.
         """
         way = self._way(_FORWARD.unpack(head)[2])
-        relay = self._learned.get(source) or self._by_address.get(source) or self._look(source)
+        relay = self._by_address.get(self.source(source)) or self._look(source)
         if way is None or relay is None:
             self.refused["stranger"] += 1
             return None
@@ -486,12 +549,12 @@ class Routes:
         way, to = self._way(sender), self._way(receiver)
         if way is None or ticket != self._ticket(way, source):
             self.refused["stranger"] += 1
-        elif to is None or to is way or to.via != DIRECT:
+        elif to is None or to is way or to.via >= 0:
             self.refused["no way on"] += 1
         else:
             packets = max(1, size // DATAGRAM_BYTES)
             if way.passed.take(now_s, packets):
                 self.forwarded += packets
-                return to.at
+                return to.door.at
             self.refused["too much to relay"] += packets
         return None

@@ -23,6 +23,7 @@ def written(folder: Path, n: int = 2, sealed: tuple[bool, ...] = (True, True), r
                         t=9.0, peer=peer, other=other, sent=2000, lost=40 * peer, late=3 * peer,
                         rate_bytes_per_s=12.5e6, rtt_s=0.0125, min_rtt_s=0.002,
                         datagram_bytes=8064, through=3 if peer else -1,
+                        protocol="udp" if peer else "tcp",
                         held_s={"rate": 1.5 + peer, "window": 0.25},
                     )
                 )  # fmt: skip
@@ -41,6 +42,9 @@ def test_each_way_has_its_figures(tmp_path: Path) -> None:
     assert cells == ["12.5 MB/s", "2 ms", "12.5 ms", "2,000", "8.06 kB", "2 %", "3"]
     assert "the path&#x27;s rate, 2.5 s" in row
     assert "1 \N{RIGHTWARDS ARROW} 0, through peer 3" in row and section.count("through") == 1
+    assert "0 \N{RIGHTWARDS ARROW} 1, over TCP" in section and section.count(", over TCP") == 1
+    assert "Over TCP went 1 of these ways at the end, as nothing came back by UDP." in section
+    assert [link["protocol"] for link in report_json(tmp_path)["links"]] == ["tcp", "udp"]
     assert [peer["relayed"] for peer in report_json(tmp_path)["per_peer"]] == [0, 1234]
     assert [link["through"] for link in report_json(tmp_path)["links"]] == [None, 3]
     ((one, two), per_peer) = report_json(tmp_path)["links"], report_json(tmp_path)["per_peer"]

@@ -467,6 +467,7 @@ class Logbook:
                     min_rtt_s=way.min_rtt_s,
                     datagram_bytes=way.datagram_bytes,
                     through=way.through,
+                    protocol="tcp" if way.streamed else "udp",
                     held_s=dict(way.held_s),
                 )
             )

@@ -23,6 +23,7 @@ from ragtag.core.wire import VERSION
 from ragtag.network.link.udp import bound
 from ragtag.network.membership.admission import ask_for_key, ask_where
 from ragtag.network.membership.agent import Agent, Told
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.joining import (
     Answered,
@@ -90,7 +91,7 @@ def launched(place: Place, data: Address, state_port: int = 0, key: bytes = b"")
         VERSION, place.rank, 0, _epoch(), True, *data, state_port, place.size, place.seed,
         key=key, role=place.role,
     )  # fmt: skip
-    sock = _socket(place.member_fd, place.members[place.rank])
+    sock = _heard(_socket(place.member_fd, place.members[place.rank]))
     name = place.name or _launched_name(place.rank)
     agent = _agent(name, place.members[place.rank], place.key, card, sock)
     agent.roster.claim(card)
@@ -184,7 +185,7 @@ def asked(token: Token) -> str:
     return ", ".join(map(format_address, token.addresses[:4]))
 
 
-Ways = tuple[socket.socket, Address, list[Address]]
+Ways = tuple[Datagrams, Address, list[Address]]
 """A socket for membership, the address that others reach it at, and those that a newcomer asks."""
 
 
@@ -202,16 +203,16 @@ def member_socket(token: Token, fd: int | None = None) -> Ways:
     if fd is not None:
         sock = _socket(fd, None)
         own = sock.getsockname()[:2]
-        return sock, own, [other for other in token.addresses if other != own]
+        return _heard(sock), own, [other for other in token.addresses if other != own]
     for address in token.addresses if token.begins else ():
         try:
             sock = _socket(None, address)
         except OSError:
             continue  # another machine's, or taken
-        return sock, address, [other for other in token.addresses if other != address]
+        return _heard(sock), address, [other for other in token.addresses if other != address]
     host = reachable(token)
     sock = _socket(None, (host, 0))  # what comes from elsewhere would not be taken for this peer's
-    return sock, (host, sock.getsockname()[1]), list(token.addresses)
+    return _heard(sock), (host, sock.getsockname()[1]), list(token.addresses)
 
 
 def member_socket_of(place: Place) -> socket.socket:
@@ -280,7 +281,11 @@ def outside(token: Token, ways: Ways, data: socket.socket, for_s: float) -> Outs
     seen = ask_where(sock, entries, token.key, for_s)
     if not seen or own in seen.values():
         return None
-    there = ask_where(data, list(seen), token.key, for_s)
+    asking = Datagrams(data)
+    try:
+        there = ask_where(asking, list(seen), token.key, for_s)
+    finally:
+        asking.close(sock=False)
     if not there:
         return None
     each = any(len(set(found.values())) > 1 for found in (seen, there))
@@ -395,13 +400,18 @@ def _agent(
     address: Address,
     key: bytes,
     card: Card,
-    sock: socket.socket,
+    sock: Datagrams,
     passes: Passes | None = None,
 ) -> Agent:
     epoch = (int(time.time() * 1e6) << 8 | secrets.randbits(8)) & ((1 << 62) - 1)
     identity = Identity(name, address, epoch, key, encode_card(card), seed=secrets.randbits(62))
     membership = Membership(identity) if passes is None else Membership(identity, passes=passes)
     return Agent(membership, Roster(name, epoch, bool(card.key)), sock)
+
+
+def _heard(sock: socket.socket) -> Datagrams:
+    """Membership's sockets. On other machines UDP may not get through; then others may connect."""
+    return Datagrams(sock, listens=not is_loopback(sock.getsockname()[0]))
 
 
 def _socket(fd: int | None, address: Address | None) -> socket.socket:

@@ -41,6 +41,7 @@ from ragtag.network.driver.engine import Watch
 from ragtag.network.link import Carrier, Link, open_link
 from ragtag.network.link.relayed import RelayedLink
 from ragtag.network.link.sealed import SealedLink, fast_suite
+from ragtag.network.link.streamed import StreamedLink
 from ragtag.network.link.udp import bound
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.protocols.crew.joining import (
@@ -118,17 +119,30 @@ class Way:
         return card_of(fast_suite(), self.keys) if seals else b""
 
     def link(self, under: Carrier, identity: Identity, entrance: Entrance | None) -> Link:
-        """``under``, or one on it that seals and goes through others where it must, if the crew is told so.
+        """``under``, or one on it that seals, and goes over TCP or through others where it must, if the crew
+        is told so.
 
-        Nothing is relayed in clear: who relays could read it, and change it.
+        Nothing is relayed in clear: who relays could read it, and change it. Nor is anything taken over TCP
+        that is not sealed: whoever connects is not asked who it is.
         """
         if entrance is None or not entrance.card.key:
             return under
         assert self.place.key is not None
         suite, roster = entrance.card.key[0], entrance.agent.roster
         sessions = Sessions(self.place.key, self.keys, roster.at, secrets.token_bytes, suite)
-        routes = Routes(identity.peer, self.place.key, self.keys, roster, sessions.heard, secrets.token_bytes)
-        return SealedLink(RelayedLink(under, routes), identity, sessions)
+        link = StreamedLink(under)
+        if link.streams.unheard:
+            self.note(Noted("no TCP", -1, f"others cannot connect to this peer: {link.streams.unheard}"))
+        routes = Routes(
+            identity.peer,
+            self.place.key,
+            self.keys,
+            roster,
+            sessions.heard,
+            secrets.token_bytes,
+            streams=True,
+        )
+        return SealedLink(RelayedLink(link, routes, link.streams), identity, sessions)
 
     def begin_giving(self, key: bytes, host: str, undo: ExitStack) -> None:
         """Be ready to give this peer's state to those who come later."""

@@ -121,6 +121,7 @@ def link_figures(link: trace.Link) -> dict[str, Any]:
         "datagrams": link.sent,
         "datagram_bytes": link.datagram_bytes or None,
         "through": None if link.through < 0 else link.through,
+        "protocol": link.protocol,
         "lost": link.lost / link.sent if link.sent else None,
         "late_messages": link.late,
         "rate_bytes_per_s": link.rate_bytes_per_s or None,

@@ -251,8 +251,14 @@ def links(summary: Summary) -> str:
         refused.update(peer.refused)
     strange = ", ".join(f"{why} {count:,}" for why, count in refused.most_common())
     turned = f" Refused: {strange}." if strange else ""
+    streamed = sum(link.protocol == "tcp" for link in summary.links)
+    over = (
+        f" Over TCP went {streamed} of these ways at the end, as nothing came back by UDP."
+        if streamed
+        else ""
+    )
     caption = (
-        f"What peers sent each other was {how}.{turned} Of each way: what the path delivered, as rate "
+        f"What peers sent each other was {how}.{turned}{over} Of each way: what the path delivered, as rate "
         "control has measured it; round trips, the shortest and with what busy peers keep; datagrams of "
         "1,152 bytes, or packets of larger ones, how large these may be there, and how many were lost; "
         f"messages that were late before they left; what kept messages waiting for longest.{those}"
@@ -269,6 +275,7 @@ def _way(link: trace.Link) -> str:
     held = max(link.held_s.items(), key=lambda item: item[1], default=None)
     cells = (
         f"{link.peer} \N{RIGHTWARDS ARROW} {link.other}"
+        + (", over TCP" if link.protocol == "tcp" else "")
         + (f", through peer {link.through}" if link.through >= 0 else ""),
         bytes_text(link.rate_bytes_per_s) + "/s" if link.rate_bytes_per_s else None,
         seconds(link.min_rtt_s) if link.min_rtt_s else None,

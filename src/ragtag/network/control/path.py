@@ -16,11 +16,11 @@ from typing import NamedTuple
 from ragtag.network.control.bbr import Bbr
 from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Controller, Delivery
 from ragtag.network.control.mtu import PROBES_MAX, Search
-from ragtag.network.control.window import WINDOW_MAX, WINDOW_MIN, LossWindow
+from ragtag.network.control.window import WINDOW_MAX, WINDOW_MIN, LossWindow, OverStream
 
 CONTROLLERS: Mapping[str, Callable[[], Controller]] = {"bbr": Bbr, "window": LossWindow}
 CONTROLLER = "bbr"
-"""The one that new paths have."""
+"""The one that new paths have, unless they go over TCP."""
 TRAINS_MAX = 4096
 """Departures that are kept of what is under way: beyond, the oldest are forgotten."""
 _COPIES_MAX = 8
@@ -59,6 +59,7 @@ class Path:
     sure: whether one was measured with what was sent after the other had been heard. What was sent before may
         have lain in a socket that nobody read yet, for seconds.
     mtu: how many packets one of its datagrams may hold.
+    streamed: whether it goes over TCP.
     """
 
     def __init__(self, control: Controller | None = None) -> None:
@@ -67,7 +68,7 @@ class Path:
         self.granted = WINDOW_FIRST
         self.srtt_s = self.rttvar_s = 0.0
         self.min_rtt_s = math.inf
-        self.sure = False
+        self.sure = self.streamed = False
         self.mtu = Search()
         self._together: deque[tuple[int, int]] = deque()  # numbers that left several to a datagram, from to
         self._hole = 0  # how many of those did not come since one did
@@ -239,10 +240,18 @@ class Path:
         self._departures.clear()
         self._measured = None
         self._unheard, self.sure = None, False
-        self.moved()
+        self.moved(self.streamed)
 
-    def moved(self) -> None:
-        """The way to the other may be another one from now on: nothing is known of what it takes."""
+    def moved(self, streamed: bool = False) -> None:
+        """The way to the other may be another one from now on: nothing is known of what it takes.
+
+        streamed: whether it goes over TCP, which has rate control of its own.
+        """
+        if streamed != self.streamed:
+            self.streamed = streamed
+            self.control = OverStream() if streamed else CONTROLLERS[CONTROLLER]()
+            self._next_s, self._used = 0.0, False
+            self.min_rtt_s = math.inf
         self.mtu = Search()
         self._together.clear()
 

@@ -104,3 +104,28 @@ class LossWindow:
             self.window = window
         else:
             self._slow_start = False
+
+
+@dataclass(slots=True)
+class OverStream:
+    """A window as large as the receiver grants, from the first answer on, for a path over TCP.
+
+    TCP has a congestion control of its own, and no second one may fight it. A connection takes what it can
+    carry and no more, so there is no pace either. What is granted bounds what is under way and may come late.
+    """
+
+    window: float = WINDOW_FIRST
+    rate: float = math.inf
+    busy: int = 1
+    train_s: float = QUANTUM_S
+    fair: float = 0.0
+    bandwidth: float = 0.0
+
+    def sent(self, now_s: float, count: int, in_flight: int) -> None:
+        """Do nothing: TCP counts what is under way."""
+
+    def acknowledged(self, sample: Delivery) -> None:
+        """Take the rate at which the path delivers, for who asks."""
+        self.window = WINDOW_MAX
+        if sample.rate is not None and (sample.rate > self.bandwidth or not sample.app_limited):
+            self.bandwidth = sample.rate

@@ -68,6 +68,7 @@ class Direction:
 
     sent, came, lost: packets that left, and that are known to have come, and not to.
     through: the peer that relays what is sent; -1: none.
+    streamed: whether what is sent leaves over TCP, as UDP does not get through.
     datagram_bytes: how large datagrams are at most: what the path is known to take.
     late: messages whose deadline passed before they left.
     rate_bytes_per_s: what the path delivers, by rate control; 0: not known.
@@ -86,6 +87,7 @@ class Direction:
     held_s: Mapping[str, float]
     datagram_bytes: int
     through: PeerId = DIRECT
+    streamed: bool = False
 
 
 class Driver:
@@ -383,7 +385,7 @@ class Driver:
                     Direction(
                         peer, path.sent, path.received, lost, flow.dropped_late, rate, path.srtt_s,
                         shortest_s, held_s, path.mtu.packets * DATAGRAM_BYTES,
-                        DIRECT if routes is None else routes.via(peer),
+                        DIRECT if routes is None else max(DIRECT, routes.via(peer)), path.streamed,
                     )
                 )  # fmt: skip
         return found

@@ -270,7 +270,7 @@ class Engine:
         for turned in routes.news:
             flow = self.flows.get(turned.peer)
             if flow is not None:
-                flow.path.moved()
+                flow.path.moved(routes.streamed(turned.peer))
             if turned.what:
                 self._apply(now_s, Noted(turned.what, turned.peer, turned.detail))
         routes.news.clear()

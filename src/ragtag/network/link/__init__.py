@@ -4,7 +4,8 @@ link: the interface of what moves trains of datagrams (several in one system cal
 udp: a link over a UDP socket, with segmentation and coalescing.
 memory: a link between drivers of one process. ``LINKS`` has both by name.
 sealed: a link on another one, which encrypts.
-relayed: a link on another one, whose datagrams may go through other members.
+streamed: a link on another one, with TCP connections (``streams``) beside it.
+relayed: a link on another one, whose datagrams may go over TCP, or through other members.
 frame: writes and reads headers.
 kernels: the same loops compiled.
 flow: what is kept for each peer.

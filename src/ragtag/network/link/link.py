@@ -184,6 +184,10 @@ class Link(Protocol):
     def ready(self, address: Address) -> bool:
         """Whether what is sent to an address can be read there. If not, the link sees to it."""
 
+    def room(self, address: Address) -> bool:
+        """Whether what goes to an address need not wait for what went there before. Only a connection fills
+        up; what finds none in a socket for datagrams is told by ``send``."""
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: there is no room now).
 

@@ -122,6 +122,10 @@ class MemoryLink:
         """Always: nothing is encrypted."""
         return True
 
+    def room(self, address: Address) -> bool:
+        """Always: a full queue loses what comes."""
+        return True
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``. All rows leave; those that find no room at the other end are lost.
 

@@ -62,7 +62,7 @@ class Outbox:
         due = [self._injector.held.heap[0][0]] if self._injector.held.heap else []
         for flow in self._busy.values():
             if flow.queue:
-                if not self._link.ready(flow.address):
+                if not self._may(flow):  # the link's descriptor wakes once it may
                     due.append(flow.queue[0].deadline_s)
                     continue
                 if flow.path.allowance > 0 and not self.blocked:
@@ -72,6 +72,10 @@ class Outbox:
                 due.append(min(flow.ping_s, flow.queue[0].deadline_s))
             due += [ending.next_s for ending in flow.endings.values()]
         return min(due, default=math.inf)
+
+    def _may(self, flow: Flow) -> bool:
+        """Whether there are keys for a flow, and room on the connection that it goes over."""
+        return self._link.ready(flow.address) and self._link.room(flow.address)
 
     def finish(self, now_s: float, outcome: Outcome) -> None:
         """A round is done and its values may change: copy those that are still to be sent."""
@@ -136,8 +140,8 @@ class Outbox:
                 flow.expire(now_s)
             else:
                 self._busy.pop(flow.peer, None)
-            if flow.queue and not self._link.ready(flow.address):
-                continue  # it waits for keys, and its messages' deadlines go on
+            if flow.queue and not self._may(flow):
+                continue  # its messages' deadlines go on
             if flow.queue:
                 self._probe(now_s, flow)
             if flow.queue and not self.blocked:
@@ -189,7 +193,7 @@ class Outbox:
         path = flow.path
         if not self._link.ready(flow.address):
             return Hold.KEYS
-        if self.blocked:
+        if self.blocked or not self._link.room(flow.address):
             return Hold.SOCKET
         if path.allowance <= 0:
             return Hold.RECEIVER if path.granted < path.control.window else Hold.WINDOW

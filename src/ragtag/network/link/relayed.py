@@ -1,4 +1,5 @@
-"""A link whose datagrams may go through other members: it stands on one that has sockets, below what seals.
+"""A link whose datagrams may go over TCP, or through other members: it stands on one that has sockets, below
+what seals.
 
 ``protocols.relays`` decides; here is what moves. To the link above a peer has one address, that of its card,
 whatever way its datagrams go or come. What is to be relayed bears a head of 16 bytes. Who relays sends trains
@@ -14,16 +15,20 @@ from ragtag.core.address import Address
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.network.link.link import TRAIN, Carrier, Failures, Received, TooLarge, Wrapped
+from ragtag.network.link.streams import Streams
 from ragtag.protocols.relays import FORWARD, FORWARD_BYTES, HELLO, HERE, Out, Routes
 
 _MESSAGES = (HELLO, HERE)
 
 
 class RelayedLink:
-    """``link``, by the ways that ``routes`` knows. What is sent over it must be sealed already."""
+    """``link``, by the ways that ``routes`` knows. What is sent over it must be sealed already.
 
-    def __init__(self, link: Carrier, routes: Routes) -> None:
-        self._link, self.routes = link, routes
+    streams: the connections of ``link`` (``None``: it has none).
+    """
+
+    def __init__(self, link: Carrier, routes: Routes, streams: Streams | None = None) -> None:
+        self._link, self.routes, self._streams = link, routes, streams
         self._now_s = 0.0
         self._out = np.zeros(TRAIN * (DATAGRAM_BYTES + FORWARD_BYTES), np.uint8)
 
@@ -68,11 +73,19 @@ class RelayedLink:
         """Say hello where that is due."""
         self._now_s = now_s
         self._link.turn(now_s)
+        if self._streams is not None:
+            for address in self._streams.closed:
+                self.routes.closed(now_s, address)
+            self._streams.closed.clear()
         self._say(self.routes.turn(now_s))
 
     def ready(self, address: Address) -> bool:
         """Always: what finds no way is lost."""
         return True
+
+    def room(self, address: Address) -> bool:
+        """Whether the connection that what is sent to an address goes over takes more now."""
+        return self._streams is None or self._link.room(self.routes.to(self._now_s, address)[0])
 
     # -- Out
 
@@ -132,10 +145,9 @@ class RelayedLink:
         got = self._link.receive()
         if any(data[0] in _MESSAGES for data in got.short):
             self._hear(got)
-        if self.routes.translates:
-            source = self.routes.source
-            got.sources = [(end, source(address)) for end, address in got.sources]
-            got.short_sources = [source(address) for address in got.short_sources]
+        source = self.routes.source
+        got.sources = [(end, source(address)) for end, address in got.sources]
+        got.short_sources = [source(address) for address in got.short_sources]
         if got.wrapped:
             self._unwrap(got)
         return got
@@ -147,6 +159,8 @@ class RelayedLink:
         for data, source, came_ns in zip(got.short, got.short_sources, stamps, strict=True):
             if data[0] in _MESSAGES:
                 self._say(self.routes.hear(self._now_s, data, source))
+                if self._streams is not None and self.routes.knows(source):
+                    self._streams.proven(source)
             else:
                 kept.append((data, source, came_ns))
         got.short = [data for data, _, _ in kept]

@@ -210,6 +210,10 @@ class SealedLink:
         """Whether there are keys for an address. If not, the next turn asks for some."""
         return self.sessions.to(self._now_s, address) is not None
 
+    def room(self, address: Address) -> bool:
+        """Whether the link below takes more for an address now."""
+        return self._link.room(address)
+
     # -- Out
 
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:

@@ -119,6 +119,10 @@ class UdpLink:
         """Always: all that is sent is in clear."""
         return True
 
+    def room(self, address: Address) -> bool:
+        """Always: no datagram waits for another one."""
+        return True
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """Send uint8 ``[k, 1152]``, C-contiguous; returns how many rows left (fewer: the buffer is full).
 

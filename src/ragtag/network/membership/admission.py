@@ -14,7 +14,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ragtag.core.address import Address
+from ragtag.core.address import Address, is_stream, without_stream
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.invitation import NONCE_BYTES, Said, ask, read_answer
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
 from ragtag.protocols.membership.passes import Revocation, Took, notice, read_notice_answer
@@ -44,7 +45,7 @@ def ask_for_key(
     refused: dict[Address, Said] = {}
     told = False
     family = socket.AF_INET6 if ":" in addresses[0][0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+    with contextlib.closing(Datagrams(socket.socket(family, socket.SOCK_DGRAM))) as sock:
         asking = _Asking(sock, addresses, question, deadline_s, looks_s=INITIAL_RTO_S)
         for data, source in asking:
             if not told and not refused and asking.elapsed_s >= INITIAL_RTO_S:
@@ -56,21 +57,22 @@ def ask_for_key(
             said, crew_key = found  # whatever its address: only a member that was asked knows the nonce
             if said is Said.WELCOME:
                 return crew_key, refused
-            refused[source] = said
+            refused[without_stream(source)] = said
             if len(refused) == len(set(addresses)):
                 break
     return None, refused
 
 
 def ask_where(
-    sock: socket.socket, addresses: Sequence[Address], crew_key: bytes, deadline_s: float
+    sock: Datagrams, addresses: Sequence[Address], crew_key: bytes, deadline_s: float
 ) -> dict[Address, Address]:
     """By member that answered, the address from which this socket's datagrams come to it.
 
     All are asked at once, and again after growing pauses. It returns when all have answered, or one has and
-    twice as long has passed, or after ``deadline_s`` seconds (with nothing, where nobody answered).
+    twice as long has passed, or after ``deadline_s`` seconds (with nothing, where nobody answered). An answer
+    over TCP says only that the member is there: where it sees a connection, nothing can be sent to.
 
-    sock: a bound UDP socket that nobody else reads from; non-blocking afterwards.
+    sock: a socket that nobody else reads from.
     addresses: numeric, of the socket's family.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -79,7 +81,8 @@ def ask_where(
     for data, source in asking:
         seen = where_i_am(crew_key, nonce, data)
         if seen is not None:
-            found.setdefault(source, seen)
+            if not is_stream(source):
+                found.setdefault(source, seen)
             asking.until_s = min(asking.until_s, 2 * asking.elapsed_s)
             if len(found) == len(set(addresses)):
                 break
@@ -99,11 +102,11 @@ def tell_revocation(
     nonce = secrets.token_bytes(NONCE_BYTES)
     found: dict[Address, Took] = {}
     family = socket.AF_INET6 if ":" in addresses[0][0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+    with contextlib.closing(Datagrams(socket.socket(family, socket.SOCK_DGRAM))) as sock:
         for data, source in _Asking(sock, addresses, notice(crew_key, told, nonce), deadline_s):
             took = read_notice_answer(crew_key, nonce, data)
             if took is not None:
-                found[source] = took
+                found[without_stream(source)] = took
                 if len(found) == len(set(addresses)):
                     break
     return found
@@ -119,7 +122,7 @@ class _Asking:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Datagrams,
         addresses: Sequence[Address],
         question: bytes,
         until_s: float,
@@ -127,11 +130,10 @@ class _Asking:
     ) -> None:
         self._sock, self._addresses, self._question, self._looks_s = sock, addresses, question, looks_s
         self.until_s, self.elapsed_s = until_s, 0.0
-        sock.setblocking(False)
 
     def __iter__(self) -> Iterator[tuple[bytes, Address]]:
         poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
+        poll.register(self._sock.fileno(), select.POLLIN)
         began_s, again_s, pause_s = time.monotonic(), 0.0, INITIAL_RTO_S / 8
         while self.elapsed_s < self.until_s:
             if self.elapsed_s >= again_s:
@@ -147,4 +149,4 @@ class _Asking:
             with contextlib.suppress(OSError):  # nothing has come, or a datagram found nobody
                 data, source = self._sock.recvfrom(len(self._question) + 1)  # an answer is as long
             self.elapsed_s = time.monotonic() - began_s
-            yield data, (source[0], source[1])
+            yield data, source

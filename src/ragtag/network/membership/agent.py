@@ -1,4 +1,4 @@
-"""Membership over a UDP socket of its own: the machine's datagrams, timers and clock.
+"""Membership over sockets of its own (``datagrams``): the machine's datagrams, timers and clock.
 
 One thread at a time turns it: first the thread that joins, then the driver's.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 
-from ragtag.core.address import unusable
+from ragtag.core.address import is_stream, unusable, without_stream
 from ragtag.network.link.link import BROKEN, Failures
-from ragtag.network.link.udp import family_of_socket
+from ragtag.network.membership.datagrams import Datagrams
 from ragtag.protocols.membership.invitation import is_ask
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.passes import is_notice
@@ -52,22 +51,21 @@ class Agent:
     """One peer's membership over a socket.
 
     machine: stepped by this agent only.
-    sock: a bound UDP socket; the agent closes it.
+    sock: its datagrams; the agent closes it.
     origin_s: where the clock begins, on ``time.monotonic``. A driver that turns the agent counts from there.
     lost: whether a datagram to an address is lost at a time, where faults are injected.
     failure: why this peer cannot be in the crew; empty: it can.
     entered: whether this peer is a member by now.
     """
 
-    def __init__(self, machine: Membership, roster: Roster, sock: socket.socket) -> None:
+    def __init__(self, machine: Membership, roster: Roster, sock: Datagrams) -> None:
         self.machine, self.roster = machine, roster
         self.origin_s = time.monotonic()
         self.lost: Callable[[Address, float], bool] = lambda address, now_s: False
         self.failure, self.entered = "", False
         self.failures = Failures()
         self.receive_errors = 0
-        self._sock, self._family = sock, family_of_socket(sock)
-        sock.setblocking(False)
+        self._sock = sock
         self._wake_s = math.inf
         self._ahead_s = math.inf  # of the wall clock, as the machine knows it
         self._told: list[Told] = []
@@ -115,20 +113,22 @@ class Agent:
             except OSError as error:
                 self._unread(error)
                 continue
+            if self._sock.streams.strange(source) and self.machine.ours(data):
+                self._sock.streams.proven(source)
             if is_ask(data):
                 told = self.machine.invite(data, time.time())
                 if told is not None:
-                    self._send(Transmit((source[0], source[1]), told))
+                    self._send(Transmit(source, told))
                 continue
             if asks_where(data):
-                told = self.machine.whereabouts(data, (source[0], source[1]))
+                told = self.machine.whereabouts(data, without_stream(source))
                 if told is not None:
-                    self._send(Transmit((source[0], source[1]), told))
+                    self._send(Transmit(source, told))
                 continue
             if is_notice(data):
-                self._step(now_s, Notice((source[0], source[1]), data))
+                self._step(now_s, Notice(source, data))
                 continue
-            self._step(now_s, Received((source[0], source[1]), data))
+            self._step(now_s, Received(source, data))
         if self._wake_s <= now_s:
             self._wake_s = math.inf
             self._step(now_s, Woke())
@@ -170,7 +170,7 @@ class Agent:
                 self._unread(error)
                 continue
             if self.machine.ours(data):
-                return [(source[0], source[1])]
+                return [source]
         return []
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Agent:
 
     def _send(self, effect: Transmit) -> None:
         """Send a datagram. It is lost where there is no route or the buffer is full. No name is looked up."""
-        if unusable(effect.dest, self._family):
+        if not is_stream(effect.dest) and unusable(effect.dest, self._sock.family):
             return
         try:
             self._sock.sendto(effect.data, effect.dest)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+from ragtag.core.address import without_stream
 from ragtag.protocols.membership.core import Core
 from ragtag.protocols.membership.pace import INITIAL_RTO_S, Allowance
 from ragtag.protocols.membership.passes import said_of
@@ -156,8 +157,8 @@ class Admission:
             return
         if self.entered or message.revocation:
             self.persons.doubted(message)
-        elif source in self._entries:
-            self._barred[source] = self.persons.said(message)
+        elif (at := without_stream(source)) in self._entries:
+            self._barred[at] = self.persons.said(message)
             self._deadline_s = min(self._deadline_s, self.core.now_s + _OTHERS_S)
             if len(self._barred) == len(set(self._entries)):
                 self._fail(self._why())

@@ -93,6 +93,20 @@ FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_fe
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "a state is taken from any replica, also from one that is apart from most",
+        "src/ragtag/training/state/keeper.py",
+        "layout_hash(blob), blob, self._replica())",
+        "layout_hash(blob), blob)",
+        ("tests/training/test_abreast.py", "-k", "most_replicas"),
+    ),
+    Sabotage(
+        "donors' replicas are not told apart",
+        "src/ragtag/protocols/transfer/types.py",
+        "return self.round, self.replica",
+        "return self.round, 0",
+        ("tests/protocols/test_transfer.py", "-k", "replicas"),
+    ),
+    Sabotage(
         "outer steps: where an average came in part, momentum stays as it was",
         OUTER,
         "anchor[came], momentum[came] = table[came], grown",

@@ -1,11 +1,11 @@
 """A newcomer gets the training state from several donors at once.
 
 It asks all donors how far they are, and then for their snapshots of one round that none has finished yet.
-Where donors' replicas are apart it takes the version that most of them have. It asks each donor for as many chunks as it has room for, so each gives according to its speed. At the end fast
-donors are asked also for chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build
-robustness in BitTorrent", 2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again
-later, while others go on; one that gives a damaged chunk is not asked again. Whatever happens, the transfer
-ends by its deadline.
+Where donors' replicas are apart it takes the version that most of them have. It asks each donor for as many
+chunks as it has room for, so each gives according to its speed. At the end fast donors are asked also for
+chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build robustness in BitTorrent",
+2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again later, while others go on;
+one that gives a damaged chunk is not asked again. Whatever happens, the transfer ends by its deadline.
 """
 
 from __future__ import annotations
@@ -210,8 +210,9 @@ class Transfer:
         return self._first_told_s + wait_s
 
     def _choose_offer(self, now_s: float) -> None:
-        """Take an offer once all have offered, two have one version of the round that was asked for, or time is
-        up. Two that were spoilt in the same way are rare, so two that are alike are most likely right.
+        """Take an offer once all have offered, two have the same of the round asked for, or time is up.
+
+        Two that were spoilt in the same way are rare, so two that are alike are most likely right.
         """
         assert self._asked_round is not None
         offers = [donor.offer for donor in self._donors.values() if donor.offer is not None]

@@ -93,6 +93,20 @@ FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_fe
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "answers are waited for as long as others held up the second stage",
+        PROGRESS,
+        "return max(self._usual_s, self.begun.answer_s)",
+        "return max(self.begun.gather_s, self.begun.answer_s)",
+        ("tests/simulation/test_world.py", "-k", "deadlines_do_not_grow"),
+    ),
+    Sabotage(
+        "how long answers take is not learned",
+        "src/ragtag/protocols/rounds/base.py",
+        "if asked_in == number and now_s < until_s:",
+        "if asked_in == number and now_s < asked_s:",
+        ("tests/protocols/test_node.py", "-k", "answers_teach or answers_late_again"),
+    ),
+    Sabotage(
         "a state is taken from any replica, also from one that is apart from most",
         "src/ragtag/training/state/keeper.py",
         "layout_hash(blob), blob, self._replica())",

@@ -93,6 +93,13 @@ FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_fe
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "an owner tells an average of fewer peers than the quorum",
+        REDUCE,
+        "weight[few] = 0.0\n            some &= ~few",
+        "some &= True",
+        ("tests/simulation/test_trial.py", "-k", "quorum"),
+    ),
+    Sabotage(
         "answers are waited for as long as others held up the second stage",
         PROGRESS,
         "return max(self._usual_s, self.begun.answer_s)",

@@ -109,8 +109,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "how long answers take is not learned",
         "src/ragtag/protocols/rounds/base.py",
-        "if asked_in == number and now_s < until_s:",
-        "if asked_in == number and now_s < asked_s:",
+        "if asked_in == number and now_s < until_s and self._took",
+        "if asked_in == number and now_s < asked_s and self._took",
         ("tests/protocols/test_node.py", "-k", "answers_teach or answers_late_again"),
     ),
     Sabotage(

@@ -682,18 +682,22 @@ def test_answers_teach_how_long_they_take() -> None:
     assert patience.answer_s(0.1, 1.0) == 0.1
     for peer in (1, 2):
         patience.asked(1.0, 3, peer, 5.0)
-        patience.asked(2.0, 3, peer, 5.0)  # once more: the answer may be to the first time
-    patience.answered(4.0, 1, 3)  # whether it was given up meanwhile or not
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 3.0) and patience.answer_s(9.0, 1.0) == 9.0
-    assert patience.answer_s(0.1, 12.0) == pytest.approx(12.0 * 1.5 * 3.0)
+        patience.asked(3.9, 3, peer, 5.0)  # once more: the answer may be to the first time
+    patience.answered(4.0, 1, 3)  # whether it was given up meanwhile or not: one teaches twice what is usual
+    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 0.2) and patience.answer_s(9.0, 1.0) == 9.0
+    assert patience.answer_s(0.1, 12.0) == pytest.approx(12.0 * 1.5 * 0.2)
     patience.answered(6.0, 2, 3)  # later than the deadline: that would have ended without it, too
     patience.answered(4.5, 1, 3)  # nobody asked
     patience.asked(6.0, 4, 1, 9.0)
     patience.answered(7.0, 1, 3)  # in another round
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 3.0)
+    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 0.2)
     for number in range(5, 45):
         patience.asked(10.0, number, 1, 20.0)
-        patience.answered(10.1, 1, number)
+        patience.answered(13.0, 1, number)
+    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 3.0)
+    for number in range(50, 90):
+        patience.asked(20.0, number, 1, 30.0)
+        patience.answered(20.1, 1, number)
     assert patience.answer_s(0.1, 1.0) == pytest.approx(0.15)
 
 

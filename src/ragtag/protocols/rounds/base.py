@@ -114,7 +114,7 @@ class Patience:
     On a busy machine a driver may wait for a processor much longer than its round trips tell, and where
     much is lost an answer is repeated again and again. An answer that comes after its peer was given up,
     yet before the deadline, counts as well. Nobody's trainer is in it, so it does not grow as peers wait
-    for each other.
+    for each other. One answer teaches at most twice what is typical: it may be of a peer that stood still.
     """
 
     def __init__(self) -> None:
@@ -129,17 +129,16 @@ class Patience:
     def answered(self, now_s: float, peer: PeerId, number: int) -> None:
         """A peer has answered what it was asked in a round."""
         asked_in, asked_s, until_s = self._asked.pop(peer, (-1, 0.0, 0.0))
-        if asked_in == number and now_s < until_s:
-            if self._took is None:
-                self._took = Deadline(max(now_s - asked_s, _LEAST_S))
-            self._took.completed(now_s - asked_s)
+        if asked_in == number and now_s < until_s and self._took is not None:
+            self._took.late(now_s - asked_s, 2.0 * self._took.floor_s)
 
     def answer_s(self, trips_s: float, patience: float) -> float:
-        """How long an answer may take now; ``trips_s`` at least, and until some have come."""
-        return trips_s if self._took is None else max(trips_s, self._took.budget_s(patience))
-
-
-_LEAST_S = 1e-9
+        """How long an answer may take now. trips_s: it is no shorter, and begins with that."""
+        if self._took is None:
+            self._took = Deadline(trips_s)
+            return trips_s
+        self._took.floor_s = trips_s
+        return self._took.budget_s(patience)
 
 
 @dataclass(frozen=True, slots=True)

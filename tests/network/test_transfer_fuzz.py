@@ -361,7 +361,7 @@ def test_no_garbage_harms_a_newcomer(data: bytes, shakes: bool) -> None:
     assert "impostor" in outcome_of(Impostor(shakes=shakes, data=data), 0.05)
 
 
-ASKED = [Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, 10, 1)]
+ASKED = [Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, 10, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ ASKED = [Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, 10, 1)]
         ([Status()], "which only newcomers send"),
         ([Gone(1)], "does not have its snapshot any more"),
         (ASKED, "sent chunk 5, which it was not asked for"),
-        ([Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, BLOB_BYTES_MAX, 1)], "which makes no sense"),
+        ([Here(1, 0.0), Offering(1, 3, 30, SCHEMA, 1, BLOB_BYTES_MAX, 1, 0)], "which makes no sense"),
         ([Here(1 << 61, 1e-300)] * 3, ""),
     ],
 )
@@ -380,7 +380,7 @@ def test_a_member_gone_mad_is_dropped_and_named(says: list[Message], error: str)
 
 def test_a_donor_of_an_earlier_version_is_named() -> None:
     told = outcome_of(Impostor(shakes=False, data=struct.pack("<4sB3x32s", b"RagX", 1, bytes(32))), 5.0)
-    assert "speaks version 1 of the transfer, and this peer 2; install the same version of Ragtag" in told
+    assert "speaks version 1 of the transfer, and this peer 3; install the same version of Ragtag" in told
 
 
 def test_another_program_is_named() -> None:

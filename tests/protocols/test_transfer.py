@@ -242,6 +242,25 @@ def test_where_they_are_too_few_others_are_used_and_the_result_says_so() -> None
     assert sum(outcome.rounds.values()) == outcome.offer.n_chunks
 
 
+def test_where_replicas_are_apart_the_one_that_most_have_is_taken() -> None:
+    """Also where another one is the quickest, and where each of two has one of its own."""
+    quick = SimulatedDonor(1e8, rtt_s=0.001, replica=7)
+    crew = {"odd": quick, "ann": SimulatedDonor(1e6, replica=5), "bob": SimulatedDonor(1e6, replica=5)}
+    outcome = finished(world(crew | {"own": SimulatedDonor(1e6, replica=6)}).run(60.0)).outcome
+    assert set(outcome.given) == {"ann", "bob"} and not outcome.mixed
+    assert outcome.offer is not None and outcome.offer.replica == 5
+
+
+def test_chunks_of_two_replicas_are_told() -> None:
+    crew = {
+        "ann": SimulatedDonor(1e6, replica=5, dies_s=1.0),
+        "bob": SimulatedDonor(1e6, replica=5, dies_s=1.1),
+        "odd": SimulatedDonor(1e6, replica=7),
+    }
+    outcome = finished(world(crew).run(60.0)).outcome
+    assert outcome.mixed and len(outcome.rounds) == 1 and set(outcome.given) == set(crew)
+
+
 def test_the_state_of_another_layout_is_not_mixed_in() -> None:
     crew = {"ann": SimulatedDonor(1e6), "bob": SimulatedDonor(1e6), "odd": SimulatedDonor(1e6, layout_hash=2)}
     outcome = finished(world(crew).run(60.0)).outcome

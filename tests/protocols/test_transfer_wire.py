@@ -61,7 +61,7 @@ MESSAGES: list[Message] = [
     Wanted(7),
     Want(1, 2),
     Here(-1, 0.0),
-    Offering(1, 7, 70, (1 << 64) - 1, (1 << 64) - 1, 1000, 100),
+    Offering(1, 7, 70, (1 << 64) - 1, (1 << 64) - 1, 1000, 100, (1 << 32) - 1),
     Gone(3),
 ]
 
@@ -162,14 +162,14 @@ def test_other_programs_and_versions_are_named() -> None:
         NewcomerEnd(KEY, b"SSH-2.0-OpenSSH_9.6 and some more bytes.", AES, NEWCOMERS)
     for version in (1, 9):
         other = struct.pack("<4sB3x32s", b"RagX", version, b"d" * 32)  # as every version has it
-        assert len(other) == len(GREETED) and other[:4] == GREETED[:4] and GREETED[4] == 2
-        with pytest.raises(WireError, match=f"speaks version {version} of the transfer, and this peer 2"):
+        assert len(other) == len(GREETED) and other[:4] == GREETED[:4] and GREETED[4] == 3
+        with pytest.raises(WireError, match=f"speaks version {version} of the transfer, and this peer 3"):
             NewcomerEnd(KEY, other, AES, NEWCOMERS)
 
 
 def test_a_member_of_another_version_is_told_so_and_a_stranger_is_not() -> None:
     for key, verdict in ((KEY, Verdict.VERSION), (OTHER_KEY, Verdict.KEY)):
-        head = struct.pack("<4sBB2x", b"RagX", 3, AES)
+        head = struct.pack("<4sBB2x", b"RagX", 4, AES)
         handshake = Handshake(
             "NNpsk0", "AESGCM", initiator=True, psk=key, prologue=b"ragtag transfer" + GREETED + head,
             ephemeral=NEWCOMERS,

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ragtag.core.faults import BurstLoss, Faults, Loss
-from ragtag.simulation.trials.rounds import storm, trial
+from ragtag.simulation.trials.rounds import QUORUM, storm, trial
 
 GROUPS = ["moshpit/8", "random-groups/8", "moshpit/3", "random-groups/3"]
 """In one group, and in several: a crew has three to eight peers."""
@@ -16,6 +16,11 @@ GROUPS = ["moshpit/8", "random-groups/8", "moshpit/3", "random-groups/3"]
 @pytest.mark.parametrize("seed", range(60))
 def test_rps_in_a_storm(seed: int) -> None:
     trial(seed, "rps", rounds=6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_quorum_in_a_storm(seed: int) -> None:
+    trial(seed, QUORUM.name, rounds=6)
 
 
 @pytest.mark.parametrize("method", ["allreduce", "rps+repair"])
@@ -31,7 +36,7 @@ def test_groups_in_a_storm(seed: int, method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rps", "rps+repair", "allreduce", *GROUPS])
+@pytest.mark.parametrize("method", ["rps", QUORUM.name, "rps+repair", "allreduce", *GROUPS])
 @pytest.mark.parametrize("seed", range(1000, 1040))
 def test_long_storms(seed: int, method: str) -> None:
     trial(seed, method, rounds=12)

@@ -58,9 +58,14 @@ def train(
     rate: float = 1e8,
     faults: dict[str, Any] | None = None,
     clients: int = 0,
+    astray: int = -1,
     **options: Any,
 ) -> Trained:
-    """Train a crew in virtual time. keeps: peers look back, as live ones do."""
+    """Train a crew in virtual time.
+
+    keeps: peers look back, as live ones do.
+    astray: a peer whose parameters are other ones than all others' from its fourth step on.
+    """
     found = Trained()
     lines = Faults(latency_s=0.001, rate_bytes_per_s=rate, **(faults or {}))
     cost = ComputeCost(STEP_S)
@@ -79,6 +84,8 @@ def train(
         samples = torch.Generator().manual_seed(peer.me)
         while optimizer.outcome is None or optimizer.outcome.round < rounds:
             peer.compute()
+            if peer.me == astray and optimizer.outcome is not None and optimizer.outcome.round == 3:
+                nn.init.ones_(model[0].bias)
             x = torch.randn(8, 3, generator=samples)
             optimizer.zero_grad()
             (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
@@ -113,6 +120,16 @@ def test_clients_come_late_and_come_back_as_others_do() -> None:
     assert found.said(2) == ["state", "in step"] and found.alike(2, ROUNDS)
     found = train(n=4, comes={3: LATE_S}, clients=2)
     assert found.alike(3, ROUNDS) and found.alike(2, ROUNDS) and found.heard[0, ROUNDS] == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("astray", [0, 1, 3, 4])
+def test_the_state_is_that_of_most_replicas(astray: int) -> None:
+    """It was that of whichever donor came first: one that is apart from all others got a second like it."""
+    found = train(n=5, faults={"freezes": (AWAY,)}, align=Align(every=1000), astray=astray)
+    others = [peer for peer in range(5) if peer not in (2, astray)]
+    assert found.said(2) == ["state", "in step"] and not found.alike(astray, ROUNDS, others[0])
+    assert all(found.alike(2, ROUNDS, peer) for peer in others)
+    assert torch.equal(found.momenta[2, ROUNDS], found.momenta[others[0], ROUNDS])
 
 
 def test_what_counts_the_crews_steps_is_told_of_those_that_it_missed() -> None:

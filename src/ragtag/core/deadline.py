@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass(slots=True)
@@ -51,6 +52,10 @@ class Deadline:
     def budget_s(self, patience: float = 1.0) -> float:
         """How long to wait this time, with ``patience`` times the head-room."""
         return max(self.floor_s, self.typical_s() * self.headroom * patience) * self._factor
+
+    def middle_s(self) -> float:
+        """How long it takes in half of the cases, with head-room."""
+        return max(self.floor_s, median(self._samples or [self.probe_s]) * self.headroom)
 
     def completed(self, took_s: float) -> None:
         """Everything that was waited for came, ``took_s`` after the wait began."""

@@ -479,6 +479,8 @@ class SimulatedCrew:
             checker.averages_in_groups(channel)
         elif method.guard is not None:
             checker.guards(channel)
+        if method.quorum:
+            checker.demands(channel, method.quorum)
 
     def meet(self, peer: PeerId, tell: Tell) -> Met:
         """Hold a meeting, bounded by its node's deadline. In the trainer's thread."""

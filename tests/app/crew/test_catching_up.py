@@ -111,7 +111,7 @@ def test_a_state_of_another_model_changes_nothing_and_is_named() -> None:
     keeper.take_in(optimizer_of(model)._averaged)
     before = model.weight.detach().clone()
     other = capture(optimizer_of(nn.Linear(2, 5))._averaged, round=7)
-    fetched = Fetched(bytearray(), 7, 7, {7: 3, 6: 1}, {"peer-0": 4}, {}, 0, 0.1)
+    fetched = Fetched(bytearray(), 7, 7, {7: 3, 6: 1}, True, {"peer-0": 4}, {}, 0, 0.1)
     state = CrewsState(other, fetched)
     assert (state.round, state.mixed) == (7, True)
     assert not keeper.put(state)

@@ -244,11 +244,7 @@ class DonorSession:
         if snapshot is None:
             self._say(now_s, Behind())
             return
-        o = snapshot.offer
-        self._say(
-            now_s,
-            Offering(snapshot.number, o.round, o.step, o.schema, o.layout_hash, o.total_bytes, o.chunk_bytes),
-        )
+        self._say(now_s, Offering.of(snapshot.number, snapshot.offer))
 
     def _say(self, now_s: float, message: Here | Offering | Gone | Behind) -> None:
         assert self._session is not None

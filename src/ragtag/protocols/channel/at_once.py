@@ -60,8 +60,8 @@ TARDY_MAX = 4
 AHEAD = 2
 """How many rounds are received before this peer has begun them."""
 BEHIND = 2
-"""How many rounds are kept after they are done, to answer requests for repair. Each has memory for a mean, so of
-an averager that repairs nothing the last one alone is kept, which its trainer may still read."""
+"""How many rounds are kept after they are done, to answer requests for repair. Each has memory for a mean, so
+of an averager that repairs nothing the last one alone is kept, which its trainer may still read."""
 RARE_MAX = 8
 """A peer that was missing for long comes to so many rounds before an auxiliary waits for it again."""
 UNOWNED = "no owner"
@@ -295,8 +295,9 @@ class Rounds:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
         grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
-        answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
-        answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
+        trips_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
+        trips_s = max(trips_s or ANSWER * self._channel.rtt_s, self.budgets.scatter.floor_s)
+        answer_s = self.patience.answer_s(trips_s, self._channel.averager.patience)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
             answer_s = max(answer_s, self.budgets.scatter.budget_s())
         begin = Begin(
@@ -308,7 +309,7 @@ class Rounds:
             withheld=self._withheld,
             rows=rows,
             grace_s=grace_s,
-            usual_s=self.budgets.gather.budget_s(),
+            usual_s=self.budgets.usual_s,
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
         )

@@ -150,6 +150,15 @@ class Budgets:
         """How long this peer computes between two rounds: the middle one of the last; 0: not known."""
         return median_low(self._computed_s) if self._computed_s else 0.0
 
+    @property
+    def usual_s(self) -> float:
+        """How long the second stage takes where no owner waits for another peer.
+
+        By the middle one of the last ones. Peers that find out that others are not there hold up those that
+        wait for their averages. If these took that for usual, they would be as slow to find out in turn.
+        """
+        return self.gather.middle_s()
+
     def _apart_s(self) -> float:
         return APART * min(self._computed_s, default=0.0)
 

@@ -16,13 +16,13 @@ HOLDERS_MAX = 2
 class Chunks:
     """The chunks of one state.
 
-    rounds: how many are there, by the round of their snapshot.
+    versions: how many are there, by the version of their snapshot (``Offer.version``).
     came: how many are there.
     wasted_bytes: bytes that came twice or damaged.
     """
 
     def __init__(self) -> None:
-        self.rounds: Counter[int] = Counter()
+        self.versions: Counter[tuple[int, int]] = Counter()
         self.came = self.wasted_bytes = 0
         self._todo: deque[int] = deque()
         self._have = bytearray()
@@ -49,7 +49,7 @@ class Chunks:
             self._have[event.index] = 1
             self.came += 1
             donor.given += event.n_bytes
-            self.rounds[offer.round] += 1
+            self.versions[offer.version] += 1
             self._holders.pop(event.index, None)
 
     def release(self, name: str, index: int) -> None:

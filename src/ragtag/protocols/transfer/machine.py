@@ -1,11 +1,11 @@
 """A newcomer gets the training state from several donors at once.
 
-It asks all donors how far they are, and then for their snapshots of one round that none has finished yet. It
-asks each donor for as many chunks as it has room for, so each gives according to its speed. At the end fast
-donors are asked also for chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build
-robustness in BitTorrent", 2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again
-later, while others go on; one that gives a damaged chunk is not asked again. Whatever happens, the transfer
-ends by its deadline.
+It asks all donors how far they are, and then for their snapshots of one round that none has finished yet.
+Where donors' replicas are apart it takes the version that most of them have. It asks each donor for as many
+chunks as it has room for, so each gives according to its speed. At the end fast donors are asked also for
+chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build robustness in BitTorrent",
+2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again later, while others go on;
+one that gives a damaged chunk is not asked again. Whatever happens, the transfer ends by its deadline.
 """
 
 from __future__ import annotations
@@ -210,12 +210,15 @@ class Transfer:
         return self._first_told_s + wait_s
 
     def _choose_offer(self, now_s: float) -> None:
-        """Take an offer once all have offered, two have the round that was asked for, or time is up."""
+        """Take an offer once all have offered, two have the same of the round asked for, or time is up.
+
+        Two that were spoilt in the same way are rare, so two that are alike are most likely right.
+        """
         assert self._asked_round is not None
         offers = [donor.offer for donor in self._donors.values() if donor.offer is not None]
         if (best := _most_offered(offers, self._asked_round)) is None:
             return
-        agreed = sum((offer.round, offer.layout) == (best.round, best.layout) for offer in offers)
+        agreed = sum(_same(offer, best) for offer in offers)
         enough = agreed >= 2 and best.round == self._asked_round
         if not enough and self._standing(*PENDING) and now_s < self._enough_offers_s():
             return
@@ -230,15 +233,15 @@ class Transfer:
         return self._first_offer_s + max(waited_s, max(donor.answer_s for donor in self._donors.values()))
 
     def _promote(self, now_s: float) -> None:
-        """Let donors of the agreed round give, and donors of other rounds only where those are too few."""
+        """Let donors of the agreed version give, and donors of others only where those are too few."""
         assert self._offer is not None
-        agreed = self._offer.round
+        agreed = self._offer
         ready = [donor for donor in self._donors.values() if donor.state is DonorState.READY]
         for donor in ready:
-            if donor.offer is not None and donor.offer.round == agreed:
+            if donor.offer is not None and donor.offer.version == agreed.version:
                 donor.to(now_s, DonorState.GIVING)
         others = [d for d in ready if d.state is DonorState.READY]
-        others.sort(key=lambda donor: abs(donor.offer.round - agreed) if donor.offer else 0)
+        others.sort(key=lambda donor: abs(donor.offer.round - agreed.round) if donor.offer else 0)
         while others and len(self._standing(DonorState.GIVING)) < self._need.agreed_min:
             others.pop(0).to(now_s, DonorState.GIVING)
 
@@ -296,11 +299,15 @@ class Transfer:
 
     def _outcome(self, now_s: float) -> Outcome:
         donors = self._donors.values()
+        rounds: Counter[int] = Counter()
+        for (round_, _), count in self._chunks.versions.items():
+            rounds[round_] += count
         return Outcome(
             offer=self._offer,
             given={donor.name: donor.given for donor in donors if donor.given},
             dropped=_dropped(donors),
-            rounds=dict(self._chunks.rounds),
+            rounds=dict(rounds),
+            mixed=self._offer is not None and set(self._chunks.versions) - {self._offer.version} != set(),
             came=self._chunks.came,
             wasted_bytes=self._chunks.wasted_bytes,
             took_s=now_s - self._began_s,
@@ -335,11 +342,21 @@ def _rounds(took_s: float, donor: Donor) -> float:
 
 def _most_offered(offers: Sequence[Offer], asked: int) -> Offer | None:
     """The snapshot that most donors offer. Of equals that of the round asked for, else the newest."""
-    groups = Counter((offer.round, offer.layout) for offer in offers)
-    if not groups:
-        return None
-    best = max(groups, key=lambda key: (groups[key], key[0] == asked, key))
-    return next(offer for offer in offers if (offer.round, offer.layout) == best)
+    return max(
+        offers,
+        key=lambda one: (
+            sum(_same(one, other) for other in offers),
+            one.round == asked,
+            one.version,
+            one.layout,
+        ),
+        default=None,
+    )
+
+
+def _same(one: Offer, other: Offer) -> bool:
+    """Whether two donors offer the same."""
+    return (one.version, one.layout) == (other.version, other.layout)
 
 
 def _objection(offer: Offer, need: Need) -> str:

@@ -64,7 +64,7 @@ class Shelf:
     trainer's thread makes one only where one is wanted. After every round it calls:
 
         if shelf.wanted(round):
-            shelf.put(round, step, schema, layout_hash, blob)
+            shelf.put(round, step, schema, layout_hash, blob, replica)
 
     A snapshot that is being read is never replaced. While both are, newcomers that come read the newest.
 
@@ -92,12 +92,15 @@ class Shelf:
         self.round = round_
         return round_ >= self._wanted
 
-    def put(self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes) -> bool:
+    def put(
+        self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes, replica: int = 0
+    ) -> bool:
         """Leave a snapshot, whose blob is not copied.
 
         It is not kept (``False``) where nobody wants it any more, or where all places are being read.
 
         schema, layout_hash: 64 bits each.
+        replica: see ``Offer``; 32 bits.
 
         Raises:
             ValueError: a number is out of its range, or the blob is empty or too large.
@@ -105,12 +108,16 @@ class Shelf:
         for name, value, bits in (("round", round_, 62), ("step", step, 62)):
             if not 0 <= value < 1 << bits:
                 raise ValueError(f"snapshot: {name} is {value}; it must lie between 0 and 2**{bits} - 1")
-        for name, value in (("schema", schema), ("layout_hash", layout_hash)):
-            if not 0 <= value < 1 << 64:
-                raise ValueError(f"snapshot: {name} is {value}; it must have at most 64 bits")
+        for name, value, bits in (
+            ("schema", schema, 64),
+            ("layout_hash", layout_hash, 64),
+            ("replica", replica, 32),
+        ):
+            if not 0 <= value < 1 << bits:
+                raise ValueError(f"snapshot: {name} is {value}; it must have at most {bits} bits")
         if not 1 <= len(blob) <= BLOB_BYTES_MAX:
             raise ValueError(f"snapshot: the blob has {len(blob)} bytes; it must have 1 to {BLOB_BYTES_MAX}")
-        offer = Offer(round_, step, schema, layout_hash, len(blob), chunk_bytes_for(len(blob)))
+        offer = Offer(round_, step, schema, layout_hash, len(blob), chunk_bytes_for(len(blob)), replica)
         with self._lock:
             readers = [reader for reader, wanted in self._wants.items() if wanted <= round_]
             if not readers or not self._make_room():

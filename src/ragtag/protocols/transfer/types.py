@@ -40,6 +40,7 @@ class Offer:
     round, step: after which it was taken.
     schema: the model's (``core.schema``).
     layout_hash: of the blob's structure. Chunks of several donors with one layout make one blob.
+    replica: digest of what is to be the same at all donors after a round, 32 bits (0: it is not compared).
     """
 
     round: int
@@ -48,6 +49,7 @@ class Offer:
     layout_hash: int
     total_bytes: int
     chunk_bytes: int
+    replica: int = 0
 
     @property
     def n_chunks(self) -> int:
@@ -58,6 +60,11 @@ class Offer:
     def layout(self) -> tuple[int, int, int]:
         """What must be equal in offers whose chunks make one blob."""
         return self.layout_hash, self.total_bytes, self.chunk_bytes
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What is equal in offers that are of one state: the round, and the replica."""
+        return self.round, self.replica
 
     def span(self, index: int) -> tuple[int, int]:
         """Where chunk ``index`` begins and ends in the blob."""
@@ -176,6 +183,7 @@ class Outcome:
     dropped: donors that were given up, and why.
     rounds: chunks by the round of their snapshot. More than one round where donors of the agreed one were too
         few.
+    mixed: whether chunks are of other rounds or replicas than the agreed snapshot.
     came: chunks that are there.
     wasted_bytes: bytes that came twice or damaged.
     """
@@ -184,6 +192,7 @@ class Outcome:
     given: Mapping[str, int]
     dropped: Mapping[str, str]
     rounds: Mapping[int, int]
+    mixed: bool
     came: int
     wasted_bytes: int
     took_s: float
@@ -228,6 +237,7 @@ class Fetched:
     blob: the state's bytes.
     round, step: of the snapshot on which donors agreed.
     rounds: chunks by round; more than one round where donors of the agreed one were too few.
+    mixed: whether chunks are of other rounds or replicas than that snapshot.
     given: bytes by donor.
     dropped: by donor that was given up, why.
     wasted_bytes: bytes that came twice or damaged.
@@ -238,6 +248,7 @@ class Fetched:
     round: int
     step: int
     rounds: Mapping[int, int]
+    mixed: bool
     given: Mapping[str, int]
     dropped: Mapping[str, str]
     wasted_bytes: int
@@ -253,6 +264,7 @@ class Fetched:
             round=outcome.offer.round,
             step=outcome.offer.step,
             rounds=outcome.rounds,
+            mixed=outcome.mixed,
             given=outcome.given,
             dropped=outcome.dropped,
             wasted_bytes=outcome.wasted_bytes,

@@ -31,7 +31,7 @@ from ragtag.protocols.sealing.sessions import SUITES
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, CHUNK_BYTES_MAX, CHUNKS_MAX, Offer
 
 MAGIC = b"RagX"
-VERSION = 2
+VERSION = 3
 KEY_BYTES = NONCE_BYTES = HASH_BYTES = 32
 _GREETING = struct.Struct("<4sB3x32s")
 _HELLO = struct.Struct("<4sBB2x")
@@ -113,10 +113,25 @@ class Offering(Struct, array_like=True, tag=5, frozen=True):
     layout_hash: _U64
     total_bytes: Annotated[int, Meta(ge=1, le=BLOB_BYTES_MAX)]
     chunk_bytes: Annotated[int, Meta(ge=1, le=CHUNK_BYTES_MAX)]
+    replica: _U32
+
+    @classmethod
+    def of(cls, number: int, offer: Offer) -> Offering:
+        """What is told of a snapshot."""
+        o = offer
+        return cls(number, o.round, o.step, o.schema, o.layout_hash, o.total_bytes, o.chunk_bytes, o.replica)
 
     def offer(self) -> Offer:
         """As the machine reads it."""
-        return Offer(self.round, self.step, self.schema, self.layout_hash, self.total_bytes, self.chunk_bytes)
+        return Offer(
+            self.round,
+            self.step,
+            self.schema,
+            self.layout_hash,
+            self.total_bytes,
+            self.chunk_bytes,
+            self.replica,
+        )
 
 
 class Gone(Struct, array_like=True, tag=6, frozen=True):

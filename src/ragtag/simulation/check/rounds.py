@@ -98,6 +98,7 @@ class Checker:
         self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
         self._left_out = {BOARD, MEET}
         self._guarded: set[int] = set()
+        self._quorum: dict[int, int] = {}
         self._auxiliary: frozenset[PeerId] = frozenset()
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
@@ -116,6 +117,12 @@ class Checker:
         those that the contributors sent, and none weighs more than they claim.
         """
         self._guarded.add(channel)
+
+    def demands(self, channel: int, quorum: int) -> None:
+        """From now on a channel's averages are of so many peers at least. What fewer gave is told with their
+        names and no weight, and is no average.
+        """
+        self._quorum[channel] = quorum
 
     def only_own(self, peers: frozenset[PeerId]) -> None:
         """From now on these peers are asked for no average, send averages only, and are in none."""
@@ -218,8 +225,13 @@ class Checker:
             raise self.broken(f"an average for a peer that has no use for it: {where}")
         if not run.key.stage & NACK and not self._rows.knows(run.key.channel):
             here = slice(None) if run.mask is None else run.mask
+            heard, weight = run.heard[here], run.weight[here]
+            if run.key.stage == GATHER and run.key.channel in self._quorum:
+                is_average = weight > 0
+                heard, weight = heard[is_average], weight[is_average]
+                self._has_quorum(run.key.channel, heard, where)
             guarded = run.key.channel in self._guarded
-            self._adds_up(round_, run.heard[here], run.weight[here], where, guarded)
+            self._adds_up(round_, heard, weight, where, guarded)
 
     def _ends(self, now_s: float, peer: PeerId, outcome: Outcome) -> None:
         where = f"peer {peer} at {now_s} s, channel {outcome.channel}, round {outcome.round}"
@@ -249,6 +261,7 @@ class Checker:
             raise self.broken(f"values changed while they were averaged: {where}")
         averaged = outcome.averaged
         guarded = outcome.channel in self._guarded
+        self._has_quorum(outcome.channel, outcome.heard[averaged], where)
         self._adds_up(round_, outcome.heard[averaged], outcome.weight[averaged], where, guarded)
         self._keeps(peer, outcome, ask, where)
         if round_.values:
@@ -256,6 +269,14 @@ class Checker:
                 self._within(round_.values, outcome, where)
             else:
                 self._means(round_.values, round_.weight, outcome, where)
+
+    def _has_quorum(self, channel: int, heard: PeerSet, where: str) -> None:
+        """Each average is of as many peers as the channel demands."""
+        quorum = self._quorum.get(channel, 0)
+        few = np.bitwise_count(heard) < quorum
+        if few.any():
+            gave = peers_in(int(heard[few][0]))
+            raise self.broken(f"an average of {gave}, where {quorum} peers are demanded: {where}")
 
     def _adds_up(
         self, round_: _Round, heard: PeerSet, weight: Floats, where: str, guarded: bool = False

@@ -14,6 +14,7 @@ from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Averager, Channel
 from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.protocols.node import Node
+from ragtag.protocols.rounds.rps import RPS
 from ragtag.simulation.check.progress import demand_progress
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import OVERHEAD_BYTES
@@ -21,12 +22,14 @@ from ragtag.simulation.worlds.rounds import World
 
 GROUPS = {8: False, 3: True}
 """Sizes of groups, and whether a crew of up to 8 peers may need several."""
+QUORUM = RPS(quorum=2)
+"""At least two peers of a trial live, so that they can go on."""
 METHODS: dict[str, Averager] = {
     averager.name: averager
     for entry in AVERAGERS.values()
     for averager in ([entry.make(group) for group in GROUPS] if entry.number == "group" else [entry.make()])
-}
-"""All averagers by name; those in groups in each size."""
+} | {QUORUM.name: QUORUM}
+"""All averagers by name; those in groups in each size; and one with a quorum."""
 DECLARED = 3
 """After so many steps members know of a death, for averagers that go by membership."""
 _CHANNEL = 0
@@ -111,7 +114,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     step_s = 1.0
     round_bytes = 2 * n_chunks * (CHUNK_BYTES + OVERHEAD_BYTES)
     # a machine that repairs leaves pacing to its driver, and there is none here
-    faults = storm(seed, n, rounds * step_s, round_bytes, scarce=method == "rps")
+    faults = storm(seed, n, rounds * step_s, round_bytes, scarce=method in ("rps", QUORUM.name))
     nodes = crew(
         n, n_chunks, METHODS[method], seed, probe_s=0.1 * step_s, rtt_s=max(2 * faults.latency_s, 1e-4)
     )
@@ -141,6 +144,8 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     several = in_groups and GROUPS[int(method.rpartition("/")[2])]
     grouped = (_CHANNEL,) if in_groups else ()
     world = World(nodes, faults, seed, check=True, on_done=done, replay=command, grouped=grouped)
+    if world.checker is not None and METHODS[method].quorum:
+        world.checker.demands(_CHANNEL, METHODS[method].quorum)
     for peer in range(n):
         go(peer, 0.0)
         for crash in faults.crashes if in_groups else ():

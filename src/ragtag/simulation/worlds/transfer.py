@@ -70,6 +70,7 @@ class SimulatedDonor:
     silent: bool = False
     schema: int = 1
     layout_hash: int = 1
+    replica: int = 0
 
     def alive(self, at_s: float) -> bool:
         """Whether the donor runs at that time."""
@@ -213,7 +214,8 @@ class TransferWorld:
             round_ = max(ask.round, self._round(donor, there_s) + 1)
             there_s = max(there_s, (round_ - donor.round + 1) * donor.round_s)
             layout = donor.schema, donor.layout_hash
-            state.offer = Offer(round_, 10 * round_, *layout, self.total_bytes, self.chunk_bytes)
+            sizes = self.total_bytes, self.chunk_bytes
+            state.offer = Offer(round_, 10 * round_, *layout, *sizes, donor.replica)
         offered = Offered(ask.donor, state.offer)
         if there_s < donor.stalls_s and donor.alive(there_s):
             self._push(there_s + donor.rtt_s / 2, offered, state.connection)

@@ -326,6 +326,12 @@ class AveragedModel:
         return None if kept is None else kept.aligner.aligned
 
     @property
+    def replica(self) -> int | None:
+        """A digest of what replicas that are kept alike have in common (``None``: they are not)."""
+        kept = layer(self._exchange, Aligning)
+        return None if kept is None else kept.aligner.digest()
+
+    @property
     def sparse(self) -> SparseReplica | None:
         """What sends selections, once averaging has begun (``None``: everything is sent)."""
         return layer(self._exchange, SparseReplica)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import struct
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -80,8 +82,8 @@ class CrewsState:
 
     @property
     def mixed(self) -> bool:
-        """Whether parts of it are of other rounds, since donors of one were too few."""
-        return set(self.fetched.rounds) != {self.fetched.round}
+        """Whether parts of it are of other rounds or replicas, since donors of one were too few."""
+        return self.fetched.mixed
 
 
 class StateKeeper:
@@ -184,7 +186,14 @@ class StateKeeper:
         extra = self._extra(own=False)
         snapshot = capture(first, extra, round=round_, before=self._before)
         blob = snapshot.to_bytes()
-        shelf.put(round_, snapshot.step, _schema_of(snapshot), layout_hash(blob), blob)
+        shelf.put(round_, snapshot.step, _schema_of(snapshot), layout_hash(blob), blob, self._replica())
+
+    def _replica(self) -> int:
+        """A digest of all that is to be the same at all peers: of a replica that is apart from most others no
+        peer is to get its state. 0: nothing is kept alike.
+        """
+        digests = [model.replica for model in self.models if model.replica is not None]
+        return zlib.crc32(struct.pack(f"<{len(digests)}I", *digests)) if digests else 0
 
     def offer_now(self) -> None:
         """Between rounds: leave a snapshot where a newcomer waits for one."""

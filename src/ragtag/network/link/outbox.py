@@ -121,7 +121,7 @@ class Outbox:
         self._busy[flow.peer] = flow
         alive = None if arrive is None else arrive[chunks]
         schema = self._framer.schemas.get(run.key.channel)
-        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema))
+        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema, effect.first))
 
     def flush(self, now_s: float) -> None:
         """Send what may leave now, and repeat end markers that have not been answered."""

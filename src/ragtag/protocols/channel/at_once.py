@@ -48,6 +48,7 @@ from ragtag.protocols.rounds.base import (
     NO_VALUES,
     Lesson,
     Patience,
+    Reordering,
     Round,
     peers_in,
     require_rows,
@@ -88,6 +89,7 @@ class Rounds:
         self._channel = opening.channel
         self.budgets = Budgets(opening.channel, opening.now_s)
         self.patience = Patience()
+        self._reordering = Reordering()
         self.done = self.highest = -1
         self.active: int | None = None
         self.rounds: dict[int, Round] = {}
@@ -222,6 +224,7 @@ class Rounds:
     def _end(self, outcome: Outcome, lesson: Lesson) -> None:
         """The round under way is over."""
         self.done, self.active = outcome.round, None
+        self._reordering.over()
         self._withheld = lesson.withheld
         self._alone = not any(lesson.owed.values())
         self._behind = bool(self._ahead) or self._outrun
@@ -412,6 +415,7 @@ class Rounds:
                 scratch=self._spare.pop() if self._spare else None,
                 earlier=tuple(self.rounds[r] for r in sorted(self.rounds) if r < number),
                 patience=self.patience,
+                reordering=self._reordering,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
                 hadamard=self._channel.averager.hadamard,

@@ -8,13 +8,13 @@ once, through owners of blocks. These bring the machine of one round only, and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
-from ragtag.protocols.rounds.base import BY_SHARES, Patience, Round, Spec
+from ragtag.protocols.rounds.base import BY_SHARES, Patience, Reordering, Round, Spec
 from ragtag.protocols.rounds.layout import layout_of, shared_owners
 from ragtag.protocols.rounds.robust import RobustMean
 
@@ -137,7 +137,7 @@ class Setting:
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
-    patience, guard, quorum: see ``base.Spec``.
+    patience, reordering, guard, quorum: see ``base.Spec``.
     hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
     edges: chunks at which tensors begin.
     planned: the averager goes by shares where there are any (``channel.shares``).
@@ -158,6 +158,7 @@ class Setting:
     scratch: Floats | None = None
     earlier: tuple[Round, ...] = ()
     patience: Patience | None = None
+    reordering: Reordering = field(default_factory=Reordering)
     guard: RobustMean | None = None
     quorum: int = 0
     hadamard: int = 0

@@ -36,6 +36,7 @@ def _make(setting: Setting, repair: bool) -> Round:
         growth=setting.growth,
         scratch=setting.scratch,
         patience=setting.patience,
+        reordering=setting.reordering,
         guard=setting.guard,
         live=setting.n_giving,
         quorum=setting.quorum,

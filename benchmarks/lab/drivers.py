@@ -139,8 +139,11 @@ class LineLink:
 
 
 class Clock:
-    def __init__(self, loop): self.loop = loop
-    def time_ns(self): return round(1e9 * self.loop.now_s)
+    def __init__(self, loop):
+        self.loop = loop
+
+    def time_ns(self):
+        return round(1e9 * self.loop.now_s)
 
 
 @dataclass(frozen=True)
@@ -260,4 +263,4 @@ class Drivers:
         return sum(flow.path.sent for engine in self._engines for flow in engine.flows.values())
 
 
-assert CHUNK_BYTES == 4 * fp32.elements
+assert 4 * fp32.elements == CHUNK_BYTES

@@ -132,12 +132,12 @@ class Path:
             self._first_s = self._delivered_s = now_s
             self._measured = None
         since_s = now_s - self._behind_s(now_s)
-        departures = self._departures
-        if not self._held and not (departures and departures[-1].at_s == now_s):  # else of the same train
+        if not self._held:
             self._late_s += 0.125 * (max(0.0, now_s - self._next_s) - self._late_s)
         self._held = False
         self.sent += count
         self._used |= self.allowance == 0
+        departures = self._departures
         if departures and departures[-1].at_s == now_s:
             departures[-1] = departures[-1]._replace(last=self.sent, in_flight=self.in_flight)
         else:

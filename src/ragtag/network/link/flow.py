@@ -239,7 +239,7 @@ class Flow:
         return True
 
     def push(self, outgoing: Outgoing) -> None:
-        """Queue a message, behind others or behind those that leave first; at ``QUEUE_MAX``, drop the oldest."""
+        """Queue a message, last or behind those that leave first; at ``QUEUE_MAX``, drop the oldest."""
         if len(self.queue) >= QUEUE_MAX:
             self.queue.popleft()
             self.dropped_late += 1

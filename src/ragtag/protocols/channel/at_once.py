@@ -418,6 +418,7 @@ class Rounds:
                 reordering=self._reordering,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
+                enough=self._channel.averager.enough,
                 hadamard=self._channel.averager.hadamard,
                 edges=self._channel.edges,
                 auxiliary=auxiliary,

@@ -137,7 +137,7 @@ class Setting:
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
-    patience, reordering, guard, quorum: see ``base.Spec``.
+    patience, reordering, guard, quorum, enough: see ``base.Spec``.
     hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
     edges: chunks at which tensors begin.
     planned: the averager goes by shares where there are any (``channel.shares``).
@@ -161,6 +161,7 @@ class Setting:
     reordering: Reordering = field(default_factory=Reordering)
     guard: RobustMean | None = None
     quorum: int = 0
+    enough: float = 1.0
     hadamard: int = 0
     edges: tuple[int, ...] = ()
     auxiliary: frozenset[PeerId] = frozenset()
@@ -195,6 +196,7 @@ class Averager:
     guards: its owners see each peer's share apart, so that a guard can judge it.
     guard: how they reduce these; ``None``: by their weighted mean.
     quorum: how many peers' values make an average, at least; 0: any.
+    enough: where it repairs, the share of each message to which it does (``base.Spec``).
     hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
     planned: peers own blocks by the shares that the crew has agreed on (``channel.shares``), where it has.
     """
@@ -209,6 +211,7 @@ class Averager:
     guards: bool = False
     guard: RobustMean | None = None
     quorum: int = 0
+    enough: float = 1.0
     hadamard: int = 0
     planned: bool = False
 

@@ -219,6 +219,7 @@ class Ring:
         if incoming.closed and incoming.left and self._begun is None:
             self._repair.later(incoming, run.peer, run.key)
         elif self._begun is not None and incoming.left:
+            self._repair.came(now_s, run.peer, run.key)
             ask = self._repair.ask if incoming.closed else self._repair.under_way
             effects += ask(now_s, incoming, run.peer, run.key, self._until_s)
         return effects

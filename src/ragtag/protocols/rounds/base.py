@@ -110,7 +110,7 @@ class Spec:
         return self.me not in self.auxiliary
 
     def is_in(self, incoming: Incoming) -> bool:
-        """Whether all is there of a message that is waited for: it has ended, and is repaired as far as asked.
+        """Whether all of a message is there that is waited for: it has ended, and enough of it has come.
 
         What is still on its way for the first time is waited for, however small a share is enough.
         """

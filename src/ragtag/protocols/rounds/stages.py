@@ -236,6 +236,8 @@ class Stages:
         waiting.came.add(run.peer)
         if stage == GATHER and waiting.stage == SCATTERING and waiting.owed and len(run.heard):
             waiting.outvoted(run.peer, run.heard)
+        if self._repair is not None:
+            self._repair.came(now_s, run.peer, run.key)
         if spec.is_in(incoming):
             waiting.closed(now_s, (run.peer, stage, block))
             effects += waiting.look_around(now_s)
@@ -256,7 +258,7 @@ class Stages:
         return self.waiting.look_around(now_s)
 
     def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
-        """A message has holes, under way or at its end: ask for them now, or once the round has begun here."""
+        """A message has holes, or ended with some: ask for them now, or once the round has begun here."""
         if self.waiting.stage == BEFORE:
             if incoming.closed:
                 repair.later(incoming, run.peer, run.key)

@@ -1,7 +1,7 @@
 """Whole drivers over lines in virtual time: the product's nodes, queues, pacing and datagrams, and no clock.
 
 Each peer is an ``Engine`` without its thread, on a link that sends through an uplink and a downlink
-(``lab.line``). What computing takes is nothing, but for a pass, which takes ``PASS_S`` at least.
+(``line``). A driver looks at what has come, and at its timers, each ``TICK_S``: computing takes no other time.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.line import TICK_S, Line, datagrams
 from ragtag.codecs.dense import fp32
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
 from ragtag.core.types import Average, Bytes, Measured, Outcome
-from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES, Identity, n_chunks
+from ragtag.core.wire import DATAGRAM_BYTES, Identity, n_chunks
 from ragtag.network.driver.engine import Engine
-from ragtag.network.link import inbox, outbox
 from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.loop import Loop
 
+from .line import TICK_S, Line, datagrams
+
 HOST = "line"
 CAPACITY = 4096
 """Datagrams that a peer's socket holds."""
-PASS_S = 5e-5
-"""One turn of a driver's loop takes this long at least."""
 
 
 class LineLink:
@@ -93,7 +91,7 @@ class LineLink:
         return rows[np.sort(self._draws.choice(len(rows), came, replace=False))]
 
     def send_short(self, datagram: bytes, address: Address) -> None:
-        """A header alone takes no room, and waits behind what does."""
+        """A header alone takes no room, and waits behind what does. Lost as all else is."""
         other, loop, up = self._peers[address[1]], self._up.loop, self._up
 
         def second() -> None:
@@ -138,20 +136,12 @@ class LineLink:
         self._other_end.close()
 
 
-class Clock:
-    def __init__(self, loop):
-        self.loop = loop
-
-    def time_ns(self):
-        return round(1e9 * self.loop.now_s)
-
-
 @dataclass(frozen=True)
 class Round:
     """An average of a crew. s: the slowest peer's; limit_s: what one uplink needs for it, without loss.
 
     averaged: the share of chunks that came as averages. heard: that of all peers' chunks in them.
-    sent: packets with chunks that left all peers, over those that the averages need.
+    sent: numbered packets that left all peers, over the chunks that the averages need.
     """
 
     s: float
@@ -178,7 +168,6 @@ class Drivers:
         seed: int = 0,
     ) -> None:
         self.loop = loop = Loop()
-        inbox.time = outbox.time = Clock(loop)
         rate = datagrams(mbit)
         room, self.n = int(rate * queue_ms / 1e3), n
         self.chunks = n_chunks(round(mb * 1e6 / 4), fp32.elements)
@@ -203,6 +192,7 @@ class Drivers:
         engine = Engine(
             node, link, Identity("line", me), addresses, Faults(), 0, None, None, None, 1, math.inf, None
         )
+        engine.inbox.clock_ns = engine.outbox.clock_ns = lambda: round(1e9 * self.loop.now_s)
         engine.framer.open(0, 0)
         node.configure(0, Channel(averager, fp32, self.chunks, probe_s=5.0, rtt_s=0.01, reuse=True))
         return engine

@@ -38,6 +38,8 @@ class Outbox:
         self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
         self._capacity = link.capacity
+        self.clock_ns = time.time_ns
+        """By which links say when something came."""
         self.blocked = False
         self._flushed_s = 0.0
         self.sent = self.sent_bytes = 0
@@ -340,7 +342,7 @@ class Outbox:
         """Tell a peer which of its datagrams have come, and how many it may have under way."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
-        waited_s = max(0, time.time_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0
+        waited_s = max(0, self.clock_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0
         self.answer(
             now_s, flow, Kind.ACK, chunk=self.granted, total=inbound.whole, received=inbound.received,
             highest=inbound.highest, waited_s=waited_s,

@@ -2,8 +2,8 @@
 
     python benchmarks/repair.py --out benchmarks/results/repair.json
 
-For each line and loss 4 peers average by RPS as it is, by RPS with repair to all and to 99.9 % of each message,
-and by all-reduce. Nodes, queues, pacing and datagrams are the product's (benchmarks/lab/drivers.py). `time` is
+For each line and loss 4 peers average by RPS as it is, by RPS with repair to all and to 99.9 % of each
+message, and by all-reduce. Nodes, queues, pacing and datagrams are the product's (benchmarks/lab/drivers.py). `time` is
 the median round over what an uplink needs to send all of it once, without loss, and the longest; `averaged` the
 share of chunks that came as averages, `heard` that of all peers' chunks in them, `sent` packets that left over
 chunks needed. The first rounds do not count. The goal is a time of 1.3 with repair and for all-reduce.

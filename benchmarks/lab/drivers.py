@@ -1,7 +1,7 @@
 """Whole drivers over lines in virtual time: the product's nodes, queues, pacing and datagrams, and no clock.
 
 Each peer is an ``Engine`` without its thread, on a link that sends through an uplink and a downlink
-(``line``). A driver looks at what has come, and at its timers, each ``TICK_S``: computing takes no other time.
+(``line``). A driver looks at what has come, and at its timers, each ``TICK_S``, and takes no time for it.
 """
 
 from __future__ import annotations
@@ -251,6 +251,3 @@ class Drivers:
 
     def _packets(self) -> int:
         return sum(flow.path.sent for engine in self._engines for flow in engine.flows.values())
-
-
-assert 4 * fp32.elements == CHUNK_BYTES

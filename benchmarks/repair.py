@@ -3,10 +3,11 @@
     python benchmarks/repair.py --out benchmarks/results/repair.json
 
 For each line and loss 4 peers average by RPS as it is, by RPS with repair to all and to 99.9 % of each
-message, and by all-reduce. Nodes, queues, pacing and datagrams are the product's (benchmarks/lab/drivers.py). `time` is
-the median round over what an uplink needs to send all of it once, without loss, and the longest; `averaged` the
-share of chunks that came as averages, `heard` that of all peers' chunks in them, `sent` packets that left over
-chunks needed. The first rounds do not count. The goal is a time of 1.3 with repair and for all-reduce.
+message, and by all-reduce. Nodes, queues, pacing and datagrams are the product's (benchmarks/lab/drivers.py).
+`time` is the median round over what an uplink needs to send all of it once, without loss, and the longest;
+`averaged` the share of chunks that came as averages, `heard` that of all peers' chunks in them, `sent` the
+packets that left over chunks needed. The first rounds do not count. The goal is a time of 1.3 with repair and
+for all-reduce.
 
 On the line of 50 ms a message has 919 chunks: 99.9 % of it are all but none.
 """
@@ -64,9 +65,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     made = how()
-    print(
-        f"{'line':<26}{'loss':>6}  {'way':<18}{'time':>7}{'longest':>9}{'averaged':>10}{'heard':>9}{'sent':>7}"
-    )
+    print(f"{'line':<26}{'loss':>6}  {'way':<18}{'time':>7}{'longest':>9}{'averaged':>10}{'heard':>9}"
+          f"{'sent':>7}")  # fmt: skip
     rows = []
     for line in asked.lines:
         for loss in asked.losses:

@@ -1,7 +1,8 @@
 """The line between simulated peers: what of a run arrives, and when.
 
 A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that delays,
-loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. A message's end
+loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. What is to leave
+first does not wait on the uplink, and all that is sent later does so for longer. A message's end
 marker is a datagram of its own, repeated a round trip apart until a copy gets through. Where all chunks came
 it says nothing new, and its loss is not drawn. Rates and queues count bytes on the wire, headers included.
 """

@@ -64,6 +64,7 @@ MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
+REPAIR = ("tests/protocols/test_repair.py",)
 WAYS, INTERNET = "src/ragtag/recipes/internet/training.py", "tests/recipes/test_internet.py"
 MOSHPIT, LAWS = (
     ("tests/recipes/test_moshpit.py", "-k", "miniature"),
@@ -388,9 +389,51 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "all-reduce: what is lost is not asked for",
         "src/ragtag/protocols/rounds/stages.py",
-        "if self._repair is not None and incoming.left:\n                return effects",
-        "if False:\n                return effects",
+        "elif self._repair is not None and (incoming.closed or incoming.overtaken):",
+        "elif False:",
         ("tests/protocols/test_allreduce.py",),
+    ),
+    Sabotage(
+        "repair: asks only when a message has ended",
+        "src/ragtag/protocols/rounds/stages.py",
+        "(incoming.closed or incoming.overtaken)",
+        "incoming.closed",
+        REPAIR,
+    ),
+    Sabotage(
+        "repair: the share that is enough is not",
+        "src/ragtag/protocols/rounds/base.py",
+        "enough = 0.0 if self.repair_s is None else self.enough",
+        "enough = 0.0 if self.repair_s is None else 1.0",
+        REPAIR,
+    ),
+    Sabotage(
+        "repair: a chunk that comes again counts again",
+        "src/ragtag/protocols/rounds/base.py",
+        "new = ~before if mask is None else mask & ~before",
+        "new = ~before if mask is None else mask",
+        REPAIR,
+    ),
+    Sabotage(
+        "repair: each copy of a request is answered",
+        "src/ragtag/protocols/rounds/repair.py",
+        "new = run.heard > answered[parts]",
+        "new = run.heard > 0",
+        REPAIR,
+    ),
+    Sabotage(
+        "repair: requests do not wait for as long as answers take",
+        "src/ragtag/protocols/rounds/repair.py",
+        "asked.wait_s = 2.0 * asked.wait_s or self._pause_s",
+        "asked.wait_s = self._floor_s",
+        REPAIR,
+    ),
+    Sabotage(
+        "repair: requests and answers wait behind messages",
+        "src/ragtag/network/link/flow.py",
+        "        if outgoing.first:",
+        "        if False:",
+        ("tests/network/test_flow.py", "-k", "first"),
     ),
     Sabotage(
         "DDP: the sparse hook gives sums in place of means",

@@ -9,6 +9,7 @@ and is lost, if it is, as it comes in to the receiver's eth0 (nftables).
 runs a command in each namespace.
 
 ``line`` needs no root and no namespace: a crew's paths over such links in virtual time, for rate control.
+``drivers`` has whole drivers over these lines: nodes, queues, datagrams and all.
 """
 
 from .lab import Counts, Lab, LabError, host_of, inner_host_of, why_not

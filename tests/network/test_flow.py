@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -196,3 +198,12 @@ def test_detaching_what_was_asked_for_again_keeps_its_holes() -> None:
     item.detach()
     assert item.run.first == 3
     assert [item.run.payload[c - item.run.first, 0] for c in item.chunks[item.at :]] == [12, 20]
+
+
+def test_what_is_to_leave_first_leaves_before_what_waits_and_in_its_order() -> None:
+    flow = a_flow()
+    waits = [outgoing(1.0), outgoing(2.0)]
+    first = [replace(outgoing(3.0), first=True) for _ in range(3)]
+    for one in (waits[0], first[0], first[1], waits[1], first[2]):
+        flow.push(one)
+    assert [id(one) for one in flow.queue] == [id(one) for one in (*first, *waits)]

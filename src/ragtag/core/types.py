@@ -300,10 +300,14 @@ Event = (
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Send a run; what has not left by ``deadline_s`` (absolute) is dropped."""
+    """Send a run; what has not left by ``deadline_s`` (absolute) is dropped.
+
+    first: it leaves before what waits for the same peer, but for what came first before it.
+    """
 
     run: Run
     deadline_s: float
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ numpy reads and writes in place. All integers are little-endian.
 | 44 | u32 | chunk | ACK: the window granted, in packets; PROBE: which packet of the datagram |
 | 48 | u32 | total | ACK: 1: all up to the highest have come; PROBE: packets in the datagram |
 | 52 | f32 | weight | the chunk's weight in a mean; ACK: seconds since the highest number came |
-| 56 | u64 | heard | the chunk's contributors, a bit each; ACK: the highest number; PROBE_ACK: the probe's |
+| 56 | u64 | heard | the chunk's contributors, a bit each; a request for chunks: its number; |
+| | | | ACK: the highest number; PROBE_ACK: the probe's |
 
 No number is used twice by one flow for one of two purposes: what is counted (DATA, LAST, ASK, END, PING),
 and what is not (ACK, END_ACK, BYE, PROBE, PROBE_ACK). The packets of a probe share one. 32

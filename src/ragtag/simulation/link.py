@@ -1,7 +1,8 @@
 """The line between simulated peers: what of a run arrives, and when.
 
 A run goes onto its sender's uplink chunk by chunk (bandwidth, queue, deadline), then over a line that delays,
-loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. A message's end
+loses, duplicates and reorders, and waits for its receiver's downlink where that has a rate. What is to leave
+first does not wait on the uplink, and all that is sent later does so for longer. A message's end
 marker is a datagram of its own, repeated a round trip apart until a copy gets through. Where all chunks came
 it says nothing new, and its loss is not drawn. Rates and queues count bytes on the wire, headers included.
 """
@@ -60,6 +61,7 @@ class Link:
         self.traffic = [Traffic() for _ in range(n)]
         self._ports, self._post, self._land = ports, post, post
         self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
+        self._first_free_s = [0.0] * n  # and what goes before all else
         self._down_free_s = [0.0] * n  # when each downlink will have received what waits for it
         self._drawn = [0] * n
         self._streams = {
@@ -169,14 +171,18 @@ class Link:
         size = run.payload.shape[1] + OVERHEAD_BYTES
         each_s = size / rate
         rows = np.arange(len(run.payload)) if run.mask is None else np.flatnonzero(run.mask)
-        start_s = max(now_s, self._free_s[source])
+        busy_s = max(now_s, self._free_s[source])
+        start_s = max(now_s, self._first_free_s[source]) if send.first else busy_s
         until_s = min(send.deadline_s, self._ports[source].ends_s)
-        fits = _at_most(len(rows), (self._faults.queue_bytes - (start_s - now_s) * rate) / size)
+        fits = _at_most(len(rows), (self._faults.queue_bytes - (busy_s - now_s) * rate) / size)
         k = _at_most(fits, (until_s - start_s) / each_s)
         traffic.datagrams_sent += k
         traffic.bytes_sent += k * size
         traffic.datagrams_lost += len(rows) - fits
-        end_s = self._free_s[source] = start_s + k * each_s
+        end_s = start_s + k * each_s
+        self._free_s[source] = busy_s + k * each_s  # what was queued before leaves as planned
+        if send.first:
+            self._first_free_s[source] = end_s
         leaves_s = end_s if k == fits else max(end_s, send.deadline_s)  # the rest waits until its deadline
         marker_s = self._marker_s(leaves_s, source, send) if run.ended else None
         pieces = max(1, min(PIECES_MAX, k, math.ceil(k * each_s / max(self._rtt_s, PIECE_S_MIN))))

@@ -39,6 +39,7 @@ class Outgoing:
     alive: which of them the injector spares; ``None``: all.
     deadline_s: when it is of no use any more.
     schema: its channel's hash when it was queued; the channel may be opened anew meanwhile.
+    first: it leaves before those that came without this mark.
     at: how many of ``chunks`` have left.
     """
 
@@ -47,6 +48,7 @@ class Outgoing:
     alive: Bools | None
     deadline_s: float
     schema: int | None = None
+    first: bool = False
     at: int = 0
 
     def detach(self) -> None:
@@ -237,11 +239,16 @@ class Flow:
         return True
 
     def push(self, outgoing: Outgoing) -> None:
-        """Queue a message; at ``QUEUE_MAX``, drop the oldest."""
+        """Queue a message, last or behind those that leave first; at ``QUEUE_MAX``, drop the oldest."""
         if len(self.queue) >= QUEUE_MAX:
             self.queue.popleft()
             self.dropped_late += 1
-        self.queue.append(outgoing)
+        if outgoing.first:
+            self.queue.insert(
+                next((i for i, one in enumerate(self.queue) if not one.first), len(self.queue)), outgoing
+            )
+        else:
+            self.queue.append(outgoing)
 
     def expire(self, now_s: float) -> None:
         """Drop messages and end markers whose deadline has passed."""

@@ -61,6 +61,8 @@ class Inbox:
         """What is to be noted; the driver clears it."""
         self._heard: dict[PeerId, Flow] = {}  # peers heard in this pass; the others need no answer
         self._ahead_ns = 0
+        self.clock_ns = time.time_ns
+        """By which links say when something came."""
         self._peer_at: dict[Address, PeerId] = {}
         self.reindex()
 
@@ -102,7 +104,7 @@ class Inbox:
         datagram would have come earlier than it did, and a round trip would be almost nothing. So the least
         counts, which grows by a microsecond a pass, as clocks drift; and a clock that was set shows.
         """
-        more_ns = time.time_ns() - int(1e9 * now_s) - self._ahead_ns
+        more_ns = self.clock_ns() - int(1e9 * now_s) - self._ahead_ns
         self._ahead_ns += min(more_ns, 1_000) if more_ns < 1_000_000_000 else more_ns
         return self._ahead_ns
 

@@ -38,6 +38,8 @@ class Outbox:
         self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
         self._capacity = link.capacity
+        self.clock_ns = time.time_ns
+        """By which links say when something came."""
         self.blocked = False
         self._flushed_s = 0.0
         self.sent = self.sent_bytes = 0
@@ -125,7 +127,7 @@ class Outbox:
         self._busy[flow.peer] = flow
         alive = None if arrive is None else arrive[chunks]
         schema = self._framer.schemas.get(run.key.channel)
-        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema))
+        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema, effect.first))
 
     def flush(self, now_s: float) -> None:
         """Send what may leave now, and repeat end markers that have not been answered."""
@@ -145,7 +147,7 @@ class Outbox:
             if flow.queue:
                 self._probe(now_s, flow)
             if flow.queue and not self.blocked:
-                self.blocked = not self._send_some(now_s, flow)
+                self._send_train(now_s, flow)
             if flow.endings:
                 self._repeat_endings(now_s, flow)
             if flow.queue and flow.path.allowance <= 0 and now_s >= flow.ping_s:
@@ -199,15 +201,25 @@ class Outbox:
             return Hold.RECEIVER if path.granted < path.control.window else Hold.WINDOW
         return Hold.RATE if path.next_s > now_s else Hold.DRIVER
 
-    def _send_some(self, now_s: float, flow: Flow) -> bool:
-        """Send the next datagrams of a flow's first message. ``False``: the link has no more room."""
+    def _send_train(self, now_s: float, flow: Flow) -> None:
+        """Send what may leave at once, of several messages where the first ones are short."""
+        room = min(_SEND_ROWS, flow.path.train(now_s))
+        while room > 0 and flow.queue:
+            outgoing = flow.queue[0]
+            sent = self._send_some(now_s, flow, room)
+            if sent <= 0:
+                self.blocked = True
+            if sent <= 0 or outgoing.at < len(outgoing.chunks):
+                return
+            room -= sent
+
+    def _send_some(self, now_s: float, flow: Flow, room: int) -> int:
+        """Send up to ``room`` datagrams of a flow's first message: how many left. 0: the link has no room."""
         outgoing = flow.queue[0]
         rest, per = len(outgoing.chunks) - outgoing.at, flow.path.mtu.packets
-        n = min(_SEND_ROWS, flow.path.train(now_s), rest)
+        n = min(room, rest)
         if per < n < rest:
             n -= n % per
-        if n <= 0:
-            return True
         if flow.path.in_flight == 0:
             flow.ping_s, flow.pings = now_s + max(1e-3, flow.path.rto_s), 0
         part = slice(outgoing.at, outgoing.at + n)
@@ -236,7 +248,7 @@ class Outbox:
                 self._mark_end(now_s, flow, outgoing)
             if not flow.queue:
                 flow.path.idle()
-        return n > 0
+        return n
 
     def _put(self, flow: Flow, rows: Bytes, now_s: float) -> int:
         """Send rows, or hold them where the injector delays them. Returns how many need no further send."""
@@ -334,7 +346,7 @@ class Outbox:
         """Tell a peer which of its datagrams have come, and how many it may have under way."""
         inbound = flow.inbound
         inbound.unanswered, inbound.asked = 0, False
-        waited_s = max(0, time.time_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0
+        waited_s = max(0, self.clock_ns() - inbound.came_ns) * 1e-9 if inbound.came_ns else 0.0
         self.answer(
             now_s, flow, Kind.ACK, chunk=self.granted, total=inbound.whole, received=inbound.received,
             highest=inbound.highest, waited_s=waited_s,

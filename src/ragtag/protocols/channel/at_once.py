@@ -47,6 +47,7 @@ from ragtag.protocols.rounds.base import (
     NO_VALUES,
     Lesson,
     Patience,
+    Reordering,
     Round,
     peers_in,
     require_rows,
@@ -94,6 +95,7 @@ class Rounds:
         self._channel = opening.channel
         self.budgets = Budgets(opening.channel, opening.now_s)
         self.patience = Patience()
+        self._reordering = Reordering()
         self.done = self.highest = -1
         self.active: int | None = None
         self.rounds: dict[int, Round] = {}
@@ -241,6 +243,7 @@ class Rounds:
     def _end(self, outcome: Outcome, lesson: Lesson) -> None:
         """The round under way is over."""
         self.done, self.active = outcome.round, None
+        self._reordering.over()
         self._withheld = lesson.withheld
         self._alone = not any(lesson.owed.values())
         self._behind = bool(self._ahead) or self._outrun
@@ -450,8 +453,10 @@ class Rounds:
                 scratch=self._spare.pop() if self._spare else None,
                 earlier=tuple(self.rounds[r] for r in sorted(self.rounds) if r < number),
                 patience=self.patience,
+                reordering=self._reordering,
                 guard=self._channel.averager.guard,
                 quorum=self._channel.averager.quorum,
+                enough=self._channel.averager.enough,
                 hadamard=self._channel.averager.hadamard,
                 edges=self._channel.edges,
                 auxiliary=auxiliary,

@@ -8,13 +8,13 @@ once, through owners of blocks. These bring the machine of one round only, and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.types import PEERS_MAX, Effect, Event, Floats, PeerId
 from ragtag.protocols.channel.presence import Crew
-from ragtag.protocols.rounds.base import BY_SHARES, Patience, Round, Spec
+from ragtag.protocols.rounds.base import BY_SHARES, Patience, Reordering, Round, Spec
 from ragtag.protocols.rounds.layout import layout_of, shared_owners
 from ragtag.protocols.rounds.robust import RobustMean
 
@@ -138,7 +138,7 @@ class Setting:
     growth: how many of the ``n`` blocks came since the crew was founded (``base.Spec``).
     scratch: float32 ``[n_chunks, elements]``, memory of an old round that this one may use for its mean.
     earlier: the machines of earlier rounds that still answer.
-    patience, guard, quorum: see ``base.Spec``.
+    patience, reordering, guard, quorum, enough: see ``base.Spec``.
     hadamard: how many chunks are mixed (``rounds.hadamard``); 0: none.
     edges: chunks at which tensors begin.
     shares: by peer, in whole numbers; empty: all own as much (``channel.shares``).
@@ -158,8 +158,10 @@ class Setting:
     scratch: Floats | None = None
     earlier: tuple[Round, ...] = ()
     patience: Patience | None = None
+    reordering: Reordering = field(default_factory=Reordering)
     guard: RobustMean | None = None
     quorum: int = 0
+    enough: float = 1.0
     hadamard: int = 0
     edges: tuple[int, ...] = ()
     auxiliary: frozenset[PeerId] = frozenset()
@@ -199,6 +201,7 @@ class Averager:
     guards: its owners see each peer's share apart, so that a guard can judge it.
     guard: how they reduce these; ``None``: by their weighted mean.
     quorum: how many peers' values make an average, at least; 0: any.
+    enough: where it repairs, the share of each message to which it does (``base.Spec``).
     hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
     owned: blocks have owners, so that a peer may own none of them.
     planned: peers own blocks by the shares that the crew has agreed on (``channel.shares``), where it has.
@@ -214,6 +217,7 @@ class Averager:
     guards: bool = False
     guard: RobustMean | None = None
     quorum: int = 0
+    enough: float = 1.0
     hadamard: int = 0
     owned: bool = False
     planned: bool = False

@@ -44,11 +44,11 @@ _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _WORD_MAX = 24
 _Word = Annotated[str, Meta(max_length=_WORD_MAX)]
 _Shares = Literal["equal", "measured"]
-_AVERAGERS: Mapping[str, Callable[[int, _Shares], Averager]] = {
-    "rps": lambda quorum, shares: RPS(quorum=quorum, shares=shares),
-    "rps+repair": lambda quorum, shares: RPS(repair=True, quorum=quorum, shares=shares),
-    "allreduce": lambda quorum, shares: AllReduce(shares=shares),
-    "gather": lambda quorum, shares: gather,
+_AVERAGERS: Mapping[str, Callable[[int, float, _Shares], Averager]] = {
+    "rps": lambda quorum, enough, shares: RPS(quorum=quorum, shares=shares),
+    "rps+repair": lambda quorum, enough, shares: RPS(repair=enough, quorum=quorum, shares=shares),
+    "allreduce": lambda quorum, enough, shares: AllReduce(shares=shares),
+    "gather": lambda quorum, enough, shares: gather,
 }
 _GUARDS: Mapping[str, Callable[[float, float], RobustMean]] = {
     "trimmed mean": TrimmedMean,
@@ -61,7 +61,7 @@ class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
 
     channel: its number.
     hash32: what its datagrams carry of its schema.
-    by: its averager's name; quorum, guard, liars, heaviest, planned: the averager's.
+    by: its averager's name; quorum, guard, liars, heaviest, planned, enough: the averager's.
     assisted: whether auxiliaries own blocks of it; else they have no part in it.
     codec: its dense codec's name; empty: rows are gathered, which no owner decodes, or it is not assisted.
     chunks, fragments: as ``averager.Channel`` has them.
@@ -79,12 +79,13 @@ class ChannelForm(msgspec.Struct, array_like=True, frozen=True):
     liars: float = 0.0
     heaviest: float = 0.0
     planned: bool = False
+    enough: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
 
     def averager(self) -> Averager:
         """The averager. Raises ValueError: there is none of this form here."""
         if self.by not in _AVERAGERS or (self.guard and self.guard not in _GUARDS):
             raise ValueError(f"an auxiliary knows no averager {self.by!r} with guard {self.guard!r}")
-        averager = _AVERAGERS[self.by](self.quorum, "measured" if self.planned else "equal")
+        averager = _AVERAGERS[self.by](self.quorum, self.enough, "measured" if self.planned else "equal")
         return guarded(averager, _GUARDS[self.guard](self.liars, self.heaviest)) if self.guard else averager
 
     def opened(self, codec: Codec, rtt_s: float) -> Channel:
@@ -120,7 +121,17 @@ def form_of(
     if guard is not None:
         robust = guard.name.partition(" (")[0][:_WORD_MAX], guard.liars, guard.heaviest
     form = ChannelForm(
-        channel, hash32, by, True, codec, chunks, fragments, averager.quorum, *robust, averager.planned
+        channel,
+        hash32,
+        by,
+        True,
+        codec,
+        chunks,
+        fragments,
+        averager.quorum,
+        *robust,
+        averager.planned,
+        averager.enough,
     )
     try:
         known = bool(codec or averager.gathers) and form.averager() == averager

@@ -69,6 +69,7 @@ def _spec(setting: Setting, n_blocks: int, owners: tuple[PeerId, ...], members: 
         growth=setting.growth,
         scratch=setting.scratch,
         patience=setting.patience,
+        reordering=setting.reordering,
         guard=setting.guard,
         live=setting.n_giving,
         auxiliary=setting.auxiliary & members,
@@ -216,8 +217,10 @@ class Ring:
             self._lack(slice(at, at + len(good)), ~good)
         if incoming.closed and incoming.left and self._begun is None:
             self._repair.later(incoming, run.peer, run.key)
-        elif incoming.closed and incoming.left:
-            effects += self._repair.ask(now_s, incoming, run.peer, run.key, self._until_s)
+        elif self._begun is not None and incoming.left:
+            self._repair.came(now_s, run.peer, run.key)
+            ask = self._repair.ask if incoming.closed else self._repair.under_way
+            effects += ask(now_s, incoming, run.peer, run.key, self._until_s)
         return effects
 
     def _lack(self, span: slice, rows: Bools) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +35,30 @@ BLOCK_BITS = 6
 """A block's number has so many bits of a key; above them stands the layout's ``growth`` (``Spec``)."""
 BY_SHARES = 64
 """The growth of a cut by shares. No crew grows so far; names of blocks go on from there, up to 16 bits."""
+_ROUNDING = 1e-6
+"""Of a thousand chunks .999 is 999, in binary fractions, too."""
+
+
+class Reordering:
+    """How long a channel's peers wait for chunks that were overtaken, in windows (RFC 8985, section 6.2)."""
+
+    PERSISTS = 16
+    """After so many rounds without a chunk that came twice the window is as at first."""
+
+    def __init__(self) -> None:
+        self.windows = 1
+        self._persists = 0
+
+    def twice(self) -> None:
+        """Chunks came twice that were asked for: they had been overtaken, and were not lost."""
+        self.windows += 1
+        self._persists = self.PERSISTS
+
+    def over(self) -> None:
+        """A round is over."""
+        self._persists -= 1
+        if self._persists <= 0:
+            self.windows = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +68,8 @@ class Spec:
     owners: the owner of each block.
     members: the peers of the round, this one among them.
     repair_s: how long to wait before lost chunks are asked for again; ``None``: they are not.
+    enough: the share of a message's chunks to which it is repaired.
+    reordering: how long to wait for chunks that were overtaken, as learned so far.
     scratch: memory for the mean (``scratch_of``).
     growth: how many more blocks the vector is cut into than when the crew was founded. It travels in every
         key, so that no peer takes a block of one cut for a block of another. ``BY_SHARES``: it is cut by
@@ -66,6 +92,8 @@ class Spec:
     members: frozenset[PeerId]
     codec: Codec
     repair_s: float | None = None
+    enough: float = 1.0
+    reordering: Reordering = field(default_factory=Reordering)
     scratch: Floats | None = None
     growth: int = 0
     patience: Patience | None = None
@@ -80,6 +108,14 @@ class Spec:
     def gives(self) -> bool:
         """Whether this peer's values are part of the round, and its averages are for this peer, too."""
         return self.me not in self.auxiliary
+
+    def is_in(self, incoming: Incoming) -> bool:
+        """Whether all of a message is there that is waited for: it has ended, and enough of it has come.
+
+        What is still on its way for the first time is waited for, however small a share is enough.
+        """
+        enough = 0.0 if self.repair_s is None else self.enough
+        return incoming.ended and incoming.left <= (1.0 - enough) * incoming.total + _ROUNDING
 
     def key(self, stage: int, block: int) -> MessageKey:
         """The key of one of this round's messages."""
@@ -224,28 +260,36 @@ class Incoming:
 
     left: how many have not.
     closed: nothing more will come: all is there, or the rest was lost.
+    ended: it was closed once. What was lost may have been asked for since then.
+    reached: how far it has come: the number after the highest chunk that is there.
+    twice: how many chunks came that were there already.
     """
 
-    __slots__ = ("_got", "closed", "left", "total")
+    __slots__ = ("_got", "closed", "ended", "left", "reached", "total", "twice")
 
     def __init__(self, total: int) -> None:
         self._got: Bools | None = None  # made when needed: a message of one chunk never does
         self.left = self.total = total
-        self.closed = total == 0
+        self.closed = self.ended = total == 0
+        self.reached = self.twice = 0
 
     def fresh(self, run: Run) -> Sequence[tuple[int, int]]:
         """Mark a run's chunks as come: the spans ``[a, b)`` of its rows that are new."""
         k = len(run.payload)
         if run.ended:
-            self.closed = True
+            self.closed = self.ended = True
         if k == 0 or self.left == 0:
             return ()
         first, mask = run.first, run.mask
         if self.total == 1:
             if mask is not None and not mask[0]:
                 return ()
-            self.left, self.closed = 0, True
+            self.reached = 1
+            self._less(1)
             return _ONE
+        if first + k > self.reached:
+            ahead = k if mask is None else k - int(mask[::-1].argmax()) if mask.any() else 0
+            self.reached = max(self.reached, first + ahead)
         if self._got is None:
             self._got = np.zeros(self.total, np.bool_)
         before = self._got[first : first + k]
@@ -260,13 +304,20 @@ class Incoming:
             new = ~before if mask is None else mask & ~before
             before |= new
         spans = spans_of(new)
-        self._less(sum(b - a for a, b in spans))
+        came = sum(b - a for a, b in spans)
+        self.twice += (k if mask is None else int(np.count_nonzero(mask))) - came
+        self._less(came)
         return spans
 
     def _less(self, came: int) -> None:
         self.left -= came
         if not self.left:
-            self.closed = True
+            self.closed = self.ended = True
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether chunks are missing although later ones have come."""
+        return self.reached > self.total - self.left
 
     def missing(self) -> Bools:
         """bool ``[total]``: the chunks that have not come."""

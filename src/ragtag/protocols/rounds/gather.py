@@ -271,6 +271,7 @@ def _make(setting: Setting) -> Round:
         repair_s=setting.repair_s,
         growth=setting.growth,
         patience=setting.patience,
+        reordering=setting.reordering,
         auxiliary=setting.auxiliary,
     )
     return Stages(spec, Rows(spec, setting.earlier), Repairer(spec), _REPAIR_AFTER)

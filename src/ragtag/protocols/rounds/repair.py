@@ -1,15 +1,24 @@
-"""Selective repair: chunks that are missing when their message has ended are asked for again.
+"""Selective repair: what is missing of a message is asked for again, while it is under way and after its end.
 
 A request is a message of its own. Each of its chunks carries a bitmap of missing chunks (1,088 bytes name
-8,704 of them) and decodes alone, so a lost part of a request costs only that part.
+8,704 of them) and decodes alone, so a lost part of a request costs only that part. Requests of a round are
+numbered, in the place of contributors, so that of several copies one is answered.
+
+- *Under way.* A message's chunks leave in order. So where later ones have come, what is missing was lost, or
+  was overtaken and comes yet. It is asked for once it has been missing for a window that follows from the
+  round trip, and grows where chunks come twice (RACK, RFC 8985, section 6.2). Such a request is one copy of
+  the bitmap's parts that name any: what it does not bring is asked for anew. Its answer ends no message.
+- *After the end* all that is missing is asked for in COPIES copies, since a lost request costs a round trip
+  now. The answer's end marker shows what was lost of it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragtag.core.types import Arm, Bools, Effect, MessageKey, PeerId, Run, Send
 from ragtag.core.wire import CHUNK_BYTES
@@ -17,24 +26,33 @@ from ragtag.protocols.rounds.base import NACK, Incoming, Spec
 
 BITS = CHUNK_BYTES * 8
 COPIES = 3
-_DOUBLINGS_MAX = 3
+STRIDE = 64
+"""So many chunks come between two requests of one message under way: then these take a 64th of its line."""
+_QUARTER = 0.25
+"""The window for what was overtaken, as a share of a round trip (RFC 8985, section 6.2, step 4)."""
+_HEADROOM = 1.5
+"""An answer may take so many times as long as the last one."""
 _GRANULARITY_S = 1e-3
 """The shortest pause (RFC 6298, 2.3: the clock's granularity). Without it, a round trip of no time would ask
 without end."""
 
 
-def request(peer: PeerId, key: MessageKey, missing: Bools) -> Run:
+def request(peer: PeerId, key: MessageKey, missing: Bools, number: int = 0, copies: int = COPIES) -> Run:
     """Ask ``peer`` for the missing chunks (bool ``[total]``) of the message ``key``.
 
-    The bitmap goes COPIES times in one message, since a lost request costs a round trip.
+    number: the request's. copies: how often the bitmap goes in one message; one copy has its parts that name
+    any chunk, and ends nothing.
     """
     k = -(-len(missing) // BITS)
     bits = np.zeros(k * BITS, np.bool_)
     bits[: len(missing)] = missing
-    payload = np.tile(np.packbits(bits).reshape(k, CHUNK_BYTES), (COPIES, 1))
+    parts = np.packbits(bits).reshape(k, CHUNK_BYTES)
+    mask: Bools | None = np.any(parts, axis=1) if copies == 1 else None
+    payload = np.tile(parts, (copies, 1))
     ask = key._replace(stage=key.stage | NACK)
     n = len(payload)
-    return Run(peer, ask, 0, n, payload, np.zeros(n, np.float32), np.zeros(n, np.uint64), ended=True)
+    numbers = np.full(n, number, np.uint64)
+    return Run(peer, ask, 0, n, payload, np.zeros(n, np.float32), numbers, mask, ended=mask is None)
 
 
 def requested(run: Run, total: int) -> Bools:
@@ -51,19 +69,27 @@ def requested(run: Run, total: int) -> Bools:
 class Repairer:
     """Keeps what was sent, answers requests, and asks for what others' messages lack.
 
-    A message that ended with holes is asked for at once, and again whenever a measured round trip has passed
-    without progress: then the request or all that it asked for was lost. The pause doubles each time, so a
-    peer that dies costs a few datagrams. A message that has not ended is still under way and not asked for,
-    since end markers are repeated until they are answered.
+    After its end a message with holes is asked for at once, and again whenever a measured round trip has
+    passed without progress: then the request or all that it asked for was lost. The pause doubles each time,
+    so a peer that dies costs a few datagrams. A round trip as measured does not tell how long chunks take on
+    a slow line: so the pause follows from how long answers took in this round, too, and where one came only
+    after several requests, as long as since the first (Karn and Partridge, SIGCOMM 1987). End markers are
+    repeated until they are answered.
     """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._sent: dict[tuple[PeerId, MessageKey], Run] = {}
         self._pause_s = max(_GRANULARITY_S, spec.repair_s or 0.0)
-        self._doublings = 0
-        self._armed = False
+        self._floor_s = self._pause_s
+        self._armed_s = math.inf
         self._asked: dict[tuple[PeerId, MessageKey], _Asked] = {}
+        self._looks: dict[tuple[PeerId, MessageKey], _Look] = {}
+        self._requests = 0
+        self._answered: dict[tuple[PeerId, MessageKey], NDArray[np.uint64]] = {}
+        """The last request that was answered, for each part of a message's bitmap."""
+
+    # -- What this peer sent
 
     def remember(self, run: Run) -> Run:
         """Keep a whole message for repairs until the round is forgotten."""
@@ -75,57 +101,142 @@ class Repairer:
         self._sent = {name: run for name, run in self._sent.items() if name[1].stage != stage}
 
     def answer(self, run: Run, deadline_s: float) -> list[Effect]:
-        """Send again what a request asks for, where this peer has sent it before."""
+        """Send again what a request asks for, where this peer has sent it before; once for all its copies."""
         key = run.key._replace(stage=run.key.stage & ~NACK)
         whole = self._sent.get((run.peer, key))
-        if whole is None or run.total != COPIES * -(-whole.total // BITS) or len(run.payload) == 0:
+        if whole is None or len(run.payload) == 0:
             return []
-        asked = requested(run, whole.total)
+        k = -(-whole.total // BITS)
+        if run.total not in (k, COPIES * k):
+            return []
+        answered = self._answered.setdefault((run.peer, key), np.zeros(k, np.uint64))
+        parts = (run.first + np.arange(len(run.payload))) % k
+        new = run.heard > answered[parts]
+        if run.mask is not None:
+            new &= run.mask
+        np.maximum.at(answered, parts[new], run.heard[new])
+        asked = requested(replace(run, mask=new), whole.total)
         if not asked.any():
             return []
-        again = Run(
-            run.peer, key, 0, whole.total, whole.payload, whole.weight, whole.heard, mask=asked, ended=True
-        )
-        return [Send(again, deadline_s)]
+        again = replace(whole, mask=asked, ended=run.total != k)
+        return [Send(again, deadline_s, first=True)]
+
+    # -- What others sent
+
+    def under_way(
+        self, now_s: float, incoming: Incoming, peer: PeerId, key: MessageKey, deadline_s: float
+    ) -> list[Effect]:
+        """Chunks came of a message that has not ended: ask for what they have overtaken, once it is time."""
+        if not incoming.overtaken:
+            return []
+        look = self._looks.get((peer, key))
+        if look is None:
+            self._looks[peer, key] = _Look(now_s, incoming, np.full(incoming.total, -math.inf))
+            return []
+        if now_s < look.at_s + self._window_s or incoming.reached < look.reached + STRIDE:
+            return []
+        if incoming.twice > look.twice:
+            self._spec.reordering.twice()
+        lacking = incoming.missing()
+        lacking[look.reached :] = False
+        lacking &= look.asked_s <= now_s - self._pause_s
+        look.see(now_s, incoming)
+        if not lacking.any():
+            return []
+        look.asked_s[lacking] = now_s
+        return [Send(self._request(peer, key, lacking, copies=1), deadline_s, first=True)]
+
+    @property
+    def _window_s(self) -> float:
+        windows = self._spec.reordering.windows
+        return max(_GRANULARITY_S, min(1.0, windows * _QUARTER) * self._pause_s)
 
     def ask(
         self, now_s: float, incoming: Incoming, peer: PeerId, key: MessageKey, deadline_s: float
     ) -> list[Effect]:
         """Ask for the holes of a message that has ended. It is open again until its next end marker."""
-        incoming.closed = False
-        self._asked[peer, key] = _Asked(incoming, incoming.left, now_s)
-        effects: list[Effect] = [Send(request(peer, key, incoming.missing()), deadline_s)]
-        return effects if self._armed else [*effects, self._arm(now_s)]
+        asked = self._asked[peer, key] = _Asked(incoming, incoming.left, now_s, now_s, self._pause_s)
+        return [self._ask(asked, peer, key, deadline_s), *self._arm(now_s, asked.at_s + asked.wait_s)]
 
     def later(self, incoming: Incoming, peer: PeerId, key: MessageKey) -> None:
         """Remember to ask for the holes of a message that ended before this peer began the round."""
         incoming.closed = False
-        self._asked[peer, key] = _Asked(incoming, incoming.left, -math.inf)
+        self._asked[peer, key] = _Asked(incoming, incoming.left, -math.inf, -math.inf, 0.0, asks=0)
+
+    def came(self, now_s: float, peer: PeerId, key: MessageKey) -> None:
+        """Chunks of a message came: has it been asked for, and how long did they take?"""
+        asked = self._asked.get((peer, key))
+        if asked is None or asked.incoming.left == asked.left:
+            return
+        if asked.asks:
+            took_s = (now_s - asked.first_s) * (_HEADROOM if asked.asks == 1 else 1.0)
+            self._pause_s = max(self._floor_s, took_s)
+        asked.left, asked.asks, asked.wait_s = asked.incoming.left, 0, self._pause_s
+        asked.at_s = asked.first_s = now_s
+
+    def enough(self, stage: int) -> None:
+        """What others sent in a stage is of no use any more."""
+        self._asked = {name: asked for name, asked in self._asked.items() if name[1].stage != stage}
 
     def again(self, now_s: float, deadline_s: float) -> list[Effect]:
         """The timer has run out, or the round begins: ask again where nothing has come for a pause."""
-        self._armed = True  # a timer is set below if anything is still asked for
+        self._armed_s = math.inf
         effects: list[Effect] = []
         for (peer, key), asked in list(self._asked.items()):
-            if asked.incoming.left == 0:
+            if self._spec.is_in(asked.incoming):
                 del self._asked[peer, key]
-            elif asked.incoming.left < asked.left:
-                self._asked[peer, key] = _Asked(asked.incoming, asked.incoming.left, now_s)
-            elif now_s >= asked.at_s + self._pause_s:
-                effects += self.ask(now_s, asked.incoming, peer, key, deadline_s)
-        self._doublings = min(self._doublings + 1, _DOUBLINGS_MAX) if effects else 0
-        self._armed = False
-        return [*effects, self._arm(now_s)] if self._asked else effects
+            elif now_s >= asked.at_s + asked.wait_s:
+                asked.first_s = asked.first_s if asked.asks else now_s
+                asked.at_s, asked.asks = now_s, asked.asks + 1
+                asked.wait_s = 2.0 * asked.wait_s or self._pause_s
+                effects.append(self._ask(asked, peer, key, deadline_s))
+        due_s = min((asked.at_s + asked.wait_s for asked in self._asked.values()), default=math.inf)
+        return [*effects, *self._arm(now_s, due_s)]
 
-    def _arm(self, now_s: float) -> Arm:
-        self._armed = True
-        return Arm(self._spec.timer("repair"), now_s + self._pause_s * 2**self._doublings)
+    def _ask(self, asked: _Asked, peer: PeerId, key: MessageKey, deadline_s: float) -> Send:
+        asked.incoming.closed = False
+        return Send(self._request(peer, key, asked.incoming.missing()), deadline_s, first=True)
+
+    def _request(self, peer: PeerId, key: MessageKey, lacking: Bools, copies: int = COPIES) -> Run:
+        self._requests += 1
+        return request(peer, key, lacking, self._requests, copies)
+
+    def _arm(self, now_s: float, due_s: float) -> list[Effect]:
+        """Have the timer run out then, where it does not before."""
+        if due_s >= self._armed_s:
+            return []
+        self._armed_s = due_s
+        return [Arm(self._spec.timer("repair"), max(now_s, due_s))]
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A message that was asked for. left: the chunks that were missing then. at_s: when that was."""
+    """A message that was asked for.
+
+    left: the chunks that are missing.
+    at_s: when it was asked for last, or something of it came.
+    first_s: when it was asked for first since something came.
+    wait_s: how long from ``at_s`` until it is asked for again.
+    asks: how often it was asked for since something came.
+    """
 
     incoming: Incoming
     left: int
     at_s: float
+    first_s: float
+    wait_s: float
+    asks: int = 1
+
+
+class _Look:
+    """How far a message under way had come when it was last looked at, and when each chunk was asked for."""
+
+    __slots__ = ("asked_s", "at_s", "reached", "twice")
+
+    def __init__(self, now_s: float, incoming: Incoming, asked_s: NDArray[np.float64]) -> None:
+        self.asked_s = asked_s
+        self.see(now_s, incoming)
+
+    def see(self, now_s: float, incoming: Incoming) -> None:
+        """Look at it now."""
+        self.at_s, self.reached, self.twice = now_s, incoming.reached, incoming.twice

@@ -31,9 +31,11 @@ def _make(setting: Setting, repair: bool) -> Round:
         members=frozenset(range(setting.n)),
         codec=setting.codec,
         repair_s=setting.repair_s if repair else None,
+        enough=setting.enough,
         growth=setting.growth,
         scratch=setting.scratch,
         patience=setting.patience,
+        reordering=setting.reordering,
         guard=setting.guard,
         live=setting.n_giving,
         quorum=setting.quorum,
@@ -55,11 +57,17 @@ rps_repair = at_once(
 
 
 def RPS(
-    repair: bool = False, quorum: int = 0, hadamard: int = 0, shares: Literal["equal", "measured"] = "equal"
+    repair: bool | float = False,
+    quorum: int = 0,
+    hadamard: int = 0,
+    shares: Literal["equal", "measured"] = "equal",
 ) -> Averager:
     """Average what arrives: what is lost or late is left out, and nobody waits for it (ICML 2019).
 
-    repair: ask again for what is missing while the deadline allows.
+    repair: ask again for what is missing, from when a message is under way until the deadline. A share from
+        1.0 to 0: so much of each message is enough, and nobody waits for the repair of the rest (``True``:
+        1.0). What is on its way for the first time is waited for all the same: without loss nothing is left
+        out. The outcome says chunk by chunk what came. 0, ``False``: nothing is repaired.
     quorum: averages are of the values of so many peers, at least; where fewer gave, each keeps its own. Once
         so many are there, another is waited for only while that pays (``rounds.progress``). More than half of
         the crew: of a crew that a cut line parts, one side at most goes on averaging. 0: any number is
@@ -70,11 +78,18 @@ def RPS(
         squared error stays the same; where it falls changes. 0: chunks are sent as they are.
     shares: "measured": each peer owns as much as its measured line is good for (``channel.shares``). Of what
         is lost an owner's own copy never is, so a peer with a larger share counts for a little more.
-    Raises ValueError: a quorum of 1, or of more peers than average at once; ``hadamard`` is no power of two
-        from 2 to 1,024; there are no such ``shares``.
+    Raises ValueError: ``repair`` is no share; a quorum of 1, or of more peers than average at once;
+        ``hadamard`` is no power of two from 2 to 1,024; there are no such ``shares``.
     """
+    if not isinstance(repair, bool | int | float) or not 0.0 <= repair <= 1.0:
+        raise ValueError(
+            f"RPS(repair={repair!r}): a share of each message that is enough, from 1.0 to 0, or True: all"
+        )
+    enough = float(repair) or 1.0
     averager = rps_repair if repair else rps
     asked, said = ["repair=True"] if repair else [], [averager.name]
+    if enough < 1.0:
+        asked, said = [f"repair={enough:g}"], [averager.name, f"to {enough:g}"]
     if (
         isinstance(quorum, bool)
         or not isinstance(quorum, int)
@@ -102,7 +117,13 @@ def RPS(
         return averager
     written, planned = f"RPS({', '.join(asked)})", is_planned(shares)
     return replace(
-        averager, name=", ".join(said), quorum=quorum, hadamard=hadamard, planned=planned, written=written
+        averager,
+        name=", ".join(said),
+        quorum=quorum,
+        hadamard=hadamard,
+        planned=planned,
+        written=written,
+        enough=enough,
     )
 
 

@@ -236,12 +236,14 @@ class Stages:
         waiting.came.add(run.peer)
         if stage == GATHER and waiting.stage == SCATTERING and waiting.owed and len(run.heard):
             waiting.outvoted(run.peer, run.heard)
-        if incoming.closed:
-            if self._repair is not None and incoming.left:
-                return effects + self._ask(now_s, run, incoming, self._repair)
+        if self._repair is not None:
+            self._repair.came(now_s, run.peer, run.key)
+        if spec.is_in(incoming):
             waiting.closed(now_s, (run.peer, stage, block))
             effects += waiting.look_around(now_s)
             effects += waiting.enough(now_s)
+        elif self._repair is not None and (incoming.closed or incoming.overtaken):
+            effects += self._ask(now_s, run, incoming, self._repair)
         return effects
 
     def owns_it_too(self, now_s: float, peer: PeerId, block: int) -> list[Effect]:
@@ -256,12 +258,16 @@ class Stages:
         return self.waiting.look_around(now_s)
 
     def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:
-        """A message ended with holes: ask for them now, or once the round has begun here."""
+        """A message has holes, or ended with some: ask for them now, or once the round has begun here."""
         if self.waiting.stage == BEFORE:
-            repair.later(incoming, run.peer, run.key)
+            if incoming.closed:
+                repair.later(incoming, run.peer, run.key)
             return []
         until_s = self._repair_until_s(now_s)
-        return [] if until_s is None else repair.ask(now_s, incoming, run.peer, run.key, until_s)
+        if until_s is None:
+            return []
+        ask = repair.ask if incoming.closed else repair.under_way
+        return ask(now_s, incoming, run.peer, run.key, until_s)
 
     def _repair_again(self, now_s: float) -> list[Effect]:
         until_s = self._repair_until_s(now_s)
@@ -285,6 +291,8 @@ class Stages:
         """From the first stage to the second."""
         waiting, self._reduced_s = self.waiting, now_s
         waiting.turn_over(now_s)
+        if self._repair is not None:
+            self._repair.enough(SCATTER)
         effects: list[Effect] = list(self.content.reduce(self))
         for block, owner, incoming in self.content.awaited() if self.spec.gives else ():
             self._wait_for((owner, GATHER, block), incoming)
@@ -356,5 +364,5 @@ class Stages:
         return sorted(self.spec.members - self.spec.auxiliary - {me}, key=lambda peer: (peer - me) % n)
 
     def _wait_for(self, share: Share, incoming: Incoming | None) -> None:
-        if incoming is None or not incoming.closed or (self._repair is not None and incoming.left):
+        if incoming is None or not self.spec.is_in(incoming):
             self.waiting.owe(share)

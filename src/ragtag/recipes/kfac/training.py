@@ -51,7 +51,7 @@ MANY_CALM, MANY_CHURN = "64 peers, calm", "64 peers, 5 % lost, four killed, four
 
 
 @dataclass(frozen=True, slots=True)
-class CrewWorld:
+class FaultyCrew:
     """A crew's size, and what goes wrong in it.
 
     calm: the name of the world of as many peers in which nothing does.
@@ -70,15 +70,15 @@ def _freeze(peer: int, after: float) -> Freeze:
     return Freeze(peer, BEGINS_S + after * STEP_S, 5.0)
 
 
-WORLDS: Mapping[str, CrewWorld] = {
-    CALM: CrewWorld(),
-    "5 % lost": CrewWorld(faults={"loss": Loss(0.05)}),
-    "10 % lost": CrewWorld(faults={"loss": Loss(0.1)}),
-    KILL_AND_FREEZE: CrewWorld(
+WORLDS: Mapping[str, FaultyCrew] = {
+    CALM: FaultyCrew(),
+    "5 % lost": FaultyCrew(faults={"loss": Loss(0.05)}),
+    "10 % lost": FaultyCrew(faults={"loss": Loss(0.1)}),
+    KILL_AND_FREEZE: FaultyCrew(
         faults={"loss": Loss(0.1), "crashes": (_crash(1, 15.3),), "freezes": (_freeze(2, 25.3),)}
     ),
-    MANY_CALM: CrewWorld(64, MANY_CALM),
-    MANY_CHURN: CrewWorld(
+    MANY_CALM: FaultyCrew(64, MANY_CALM),
+    MANY_CHURN: FaultyCrew(
         64,
         MANY_CALM,
         {

@@ -198,6 +198,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_transfer.py", "-k", "replicas"),
     ),
     Sabotage(
+        "K-FAC: owners of layers exchange none",
+        "src/ragtag/protocols/publish/assignment.py",
+        "        if not _exchange(names[:founded], cost):\n",
+        "        if True:\n",
+        ("tests/optim/test_kfac_placement.py", "-k", "integer"),
+    ),
+    Sabotage(
+        "K-FAC: a step that is forgotten is not said",
+        "src/ragtag/optim/kfac/preconditioner.py",
+        "        kfac._say_forgotten()\n",
+        "        pass\n",
+        ("tests/optim/test_kfac.py", "-k", "forgotten"),
+    ),
+    Sabotage(
+        "K-FAC: equal bytes are equal steps",
+        "src/ragtag/recipes/kfac/recipe.py",
+        "            return fmean(run.bytes_sent / run.steps for run in runs)\n",
+        "            return 1.0\n",
+        ("tests/recipes/test_kfac.py", "-k", "equal_bytes"),
+    ),
+    Sabotage(
         "outer steps: where an average came in part, momentum stays as it was",
         OUTER,
         "anchor[came], momentum[came] = table[came], grown",

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import threading
+import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -780,3 +781,18 @@ def test_steps_that_were_taken_elsewhere_count_for_when_factors_are_due(missed: 
         from_there.load_state_dict(state | {"steps": missed})
         assert went_on.steps == from_there.steps == missed
         assert went_on._gate.opened == from_there._gate.opened == (missed == 3)
+
+
+def test_a_step_that_is_forgotten_is_said_once() -> None:
+    model = nn.Linear(3, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    kfac = KFAC(model, sgd)
+    sgd.step()  # no pass yet
+    model(torch.ones(4, 3)).sum().backward()
+    with pytest.warns(RuntimeWarning, match=r"call kfac.step\(\)"):
+        sgd.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sgd.step()
+        kfac.step()
+        sgd.step()

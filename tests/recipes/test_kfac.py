@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,23 @@ from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.recipes import RECIPES
 from ragtag.recipes.base import Row
 from ragtag.recipes.kfac import recipe, training
-from ragtag.recipes.kfac.recipe import PLACEMENTS, TUNED, Plan, Results, best, rows, tables
+from ragtag.recipes.kfac.recipe import (
+    BYTES,
+    NOT_THERE,
+    PLACEMENTS,
+    STEPS,
+    TIME,
+    TUNED,
+    Plan,
+    Results,
+    best,
+    rows,
+    steps_for,
+    tables,
+)
 from ragtag.recipes.kfac.training import (
     CALM,
+    EXTRAS,
     GRIDS,
     KFAC_NAME,
     KILL_AND_FREEZE,
@@ -26,6 +41,7 @@ from ragtag.recipes.kfac.training import (
     first_at,
     in_crew,
     in_one_process,
+    methods,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -83,13 +99,21 @@ def test_as_many_settings_are_tried_for_each_method_and_the_best_counts() -> Non
     ]
     assert best(tried) == high
     full, quick = (Plan.of(quick=q, digits=True, seeds=3) for q in (False, True))
-    assert full.tune and not quick.tune and set(quick.worlds) < set(full.worlds) and full.fewer == 60
+    assert (
+        full.tuning_seeds
+        and not quick.tuning_seeds
+        and full.equal
+        and set(quick.worlds) < set(full.worlds)
+        and full.fewer == 60
+    )
 
 
 def test_what_the_quick_form_takes_is_what_the_stored_sweep_chose() -> None:
     stored = json.loads((ROOT / "benchmarks/results/reproduce_kfac.json").read_text("utf-8"))
     (table,) = (table for table in stored["tables"] if table["title"] == "Settings")
-    assert dict(table["rows"]) == {method: how.text for method, how in TUNED.items()}
+    chosen = dict(table["rows"])
+    assert chosen.keys() >= GRIDS.keys() - set(EXTRAS)
+    assert chosen == {method: TUNED[method].text for method in chosen}
 
 
 def test_the_first_step_at_a_target() -> None:
@@ -114,9 +138,39 @@ def test_a_crew_comes_to_what_one_process_does(monkeypatch: pytest.MonkeyPatch) 
     alone, together = in_one_process(how, 1, 6), in_crew(how, CALM, 1, 6, values=True)
     assert together.loss == pytest.approx(alone.loss, rel=0.02)
     assert together.longest < 1.5 and together.bytes_sent > 0 and len(together.values) == 9802
-    assert PEERS == 8 and training.WORLDS[CALM] == {}
+    assert PEERS == 8 and training.WORLDS[CALM].faults == {}
+    assert together.step_s > training.STEP_S
     muon = in_crew(TUNED[MUON_NAME], CALM, 1, 3)
     assert 0.0 < muon.accuracy < 1.0
+
+
+def test_equal_bytes_and_equal_time_are_as_many_steps_as_these_pay_for() -> None:
+    """K-FAC sends four times as much in a step, and computes for twice as long."""
+    found = results()
+    for method, sent, cpu_s in ((SGD_NAME, 1e3, 1.0), (KFAC_NAME, 4e3, 2.0)):
+        run = ended(method, 100, 0.9, bytes_sent=100 * sent, step_s=training.STEP_S)
+        found.equal[method, STEPS] = [run] * 2
+        found.trained[method, 100] = [ended(method, 100, 0.9, step_cpu_s=cpu_s)] * 2
+    assert [steps_for(what, SGD_NAME, found, PLAN) for what in (BYTES, TIME)] == [100, 100]
+    assert [steps_for(what, KFAC_NAME, found, PLAN) for what in (BYTES, TIME)] == [25, 50]
+
+
+def test_methods_that_are_not_installed_are_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert set(methods()) == GRIDS.keys() - set(EXTRAS)
+    assert set(Plan.of(quick=False, digits=True, seeds=1).methods).isdisjoint(EXTRAS)
+    monkeypatch.setattr(recipe, "ran", lambda *_: results())
+    assert NOT_THERE in recipe.reproduce(quick=True, out=tmp_path, seeds=2).notes
+
+
+@pytest.mark.parametrize("method", EXTRAS)
+def test_soap_and_shampoo_learn_alone_and_in_a_crew(method: str) -> None:
+    pytest.importorskip("pytorch_optimizer", reason="ragtag[optimizers] is not installed")
+    alone = in_one_process(TUNED[method], 0, 40)
+    crew = in_crew(TUNED[method], CALM, 0, 2, values=True)
+    assert alone.accuracy > 0.8 and crew.bytes_sent > 0 and len(crew.values) == 9802
 
 
 def test_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

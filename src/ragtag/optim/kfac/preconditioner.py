@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,6 +79,8 @@ class KFAC:
     skip: names of modules that are left to the optimizer.
     communicator: makes one from what is needed; by default there are no other peers.
     on_note: told of a layer, and of what is odd with it, once each.
+
+    Warns once (``RuntimeWarning``) where the optimizer takes a step before ``step`` was ever called.
 
     A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
     its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
@@ -163,6 +166,7 @@ class KFAC:
         self._due = False
         self._now: tuple[int, float, float | None] | None = None  # the step under way: number, damping, clip
         self._job: _Job | None = None
+        self._forgotten = False
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
         self._stop = threading.Event()
         hooks: list[Any] = [layer.watch() for layer in self._layers.values()]
@@ -363,6 +367,17 @@ class KFAC:
         for layer, after in changed:
             layer.write(scale * after)
 
+    def _say_forgotten(self) -> None:
+        """Once: passes were watched, and the optimizer takes a step that K-FAC has not been told of."""
+        if not self._forgotten and any(layer.samples for layer in self._layers.values()):
+            self._forgotten = True
+            warnings.warn(
+                "K-FAC: the optimizer takes a step, and kfac.step() was not called: its gradients are "
+                "those of the model: call kfac.step() after backward() and before optimizer.step()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _before(self) -> tuple[int, float, float | None]:
         """The settings of the last step."""
         at = max(0, self.steps - 1)
@@ -460,8 +475,12 @@ def _decomposed_all(
 def _before_step(this: Callable[[], KFAC | None]) -> None:
     """The optimizer is about to take a step."""
     kfac = this()
-    if kfac is not None and kfac.steps:
+    if kfac is None:
+        return
+    if kfac.steps:
         kfac._precondition()
+    else:
+        kfac._say_forgotten()
 
 
 def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Event) -> None:

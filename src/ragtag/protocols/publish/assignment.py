@@ -4,7 +4,8 @@ A pure function of what all peers know: names, costs, seats, living peers, a see
 agree without a message. It has three steps:
 
 1. The founders' seats, dead or alive, share all names: in falling cost each name goes to the least loaded
-   seat (longest processing time first, Graham 1969: at most 4/3 of the best that is possible).
+   seat (longest processing time first, Graham 1969: at most 4/3 of the best that is possible), and then names
+   of the most loaded seat are moved, or exchanged for another seat's, as long as that lowers its load.
 2. A seat that the crew has grown by takes names from the most loaded ones, until it has a fair share.
 3. What a dead peer had goes to the living, in falling cost, each name to the least loaded one.
 
@@ -26,6 +27,10 @@ from ragtag.core.types import PeerId
 from ragtag.core.wire import name_hash
 
 Costs = tuple[tuple[str, float], ...]
+EXCHANGES_MAX = 100
+"""Names that are moved or exchanged at most after each has had its seat."""
+_ROUNDING = 1e-9
+"""A load that falls by a smaller share has not fallen: sums of floats differ by their order."""
 
 
 class OwnerPair(NamedTuple):
@@ -89,9 +94,38 @@ def _placed(costs: Costs, seats: int, founded: int, seed: int) -> dict[str, Peer
         load, at, seat = heapq.heappop(loads)
         names[seat].append(name)
         heapq.heappush(loads, (load + cost[name], at, seat))
+    for _ in range(EXCHANGES_MAX):
+        if not _exchange(names[:founded], cost):
+            break
     for seat in range(founded, seats):
         _take_share(names, seat, cost)
     return {name: seat for seat, own in enumerate(names) for name in own}
+
+
+def _exchange(names: list[list[str]], cost: Mapping[str, float]) -> bool:
+    """Move a name of the most loaded seat to another, or exchange it for one there, so that the larger of
+    their loads falls most. Returns whether it falls at all.
+    """
+    load = [math.fsum(cost[name] for name in own) for own in names]
+    giver = max(range(len(names)), key=lambda seat: (load[seat], -seat))
+    least, found = load[giver] * (1 - _ROUNDING), None
+    for seat, own in enumerate(names):
+        if seat != giver:
+            for given in names[giver]:
+                for taken in (None, *own):
+                    less = cost[given] - (0.0 if taken is None else cost[taken])
+                    most = max(load[giver] - less, load[seat] + less)
+                    if most < least:
+                        least, found = most, (seat, given, taken)
+    if found is None:
+        return False
+    seat, given, taken = found
+    names[giver].remove(given)
+    names[seat].append(given)
+    if taken is not None:
+        names[seat].remove(taken)
+        names[giver].append(taken)
+    return True
 
 
 def _take_share(names: list[list[str]], seat: PeerId, cost: Mapping[str, float]) -> None:

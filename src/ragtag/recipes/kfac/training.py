@@ -6,6 +6,8 @@ communicator, over ``simulation.transport``.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +35,9 @@ from ragtag.training.kfac import CrewCommunicator, Placement
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 SGD_NAME, ADAMW_NAME, MUON_NAME, KFAC_NAME = "SGD", "AdamW", "Muon", "K-FAC"
+SOAP_NAME, SHAMPOO_NAME = "SOAP", "Distributed Shampoo"
+EXTRAS = (SOAP_NAME, SHAMPOO_NAME)
+"""Methods of the package ``pytorch_optimizer`` (``ragtag[optimizers]``); without it they are left out."""
 TARGET, LOOKS = 0.95, 5
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 WARM_UP = 5
@@ -42,24 +47,55 @@ FACTOR_DECAY, FACTOR_EVERY, INVERSE_EVERY = 0.8, 5, 5
 STEP_S, BEGINS_S = 0.5, 5.0
 """How long a step takes in virtual time, and when the first one begins: all channels are open by then."""
 CALM, KILL_AND_FREEZE = "calm", "10 % lost, one killed, one frozen for 5 s"
-WORLDS: Mapping[str, Mapping[str, Any]] = {
-    CALM: {},
-    "5 % lost": {"loss": Loss(0.05)},
-    "10 % lost": {"loss": Loss(0.1)},
-    KILL_AND_FREEZE: {
-        "loss": Loss(0.1),
-        "crashes": (Crash(1, BEGINS_S + 15.3 * STEP_S),),
-        "freezes": (Freeze(2, BEGINS_S + 25.3 * STEP_S, 5.0),),
-    },
+MANY_CALM, MANY_CHURN = "64 peers, calm", "64 peers, 5 % lost, four killed, four frozen for 5 s"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyCrew:
+    """A crew's size, and what goes wrong in it.
+
+    calm: the name of the world of as many peers in which nothing does.
+    """
+
+    peers: int = PEERS
+    calm: str = CALM
+    faults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _crash(peer: int, after: float) -> Crash:
+    return Crash(peer, BEGINS_S + after * STEP_S)
+
+
+def _freeze(peer: int, after: float) -> Freeze:
+    return Freeze(peer, BEGINS_S + after * STEP_S, 5.0)
+
+
+WORLDS: Mapping[str, FaultyCrew] = {
+    CALM: FaultyCrew(),
+    "5 % lost": FaultyCrew(faults={"loss": Loss(0.05)}),
+    "10 % lost": FaultyCrew(faults={"loss": Loss(0.1)}),
+    KILL_AND_FREEZE: FaultyCrew(
+        faults={"loss": Loss(0.1), "crashes": (_crash(1, 15.3),), "freezes": (_freeze(2, 25.3),)}
+    ),
+    MANY_CALM: FaultyCrew(64, MANY_CALM),
+    MANY_CHURN: FaultyCrew(
+        64,
+        MANY_CALM,
+        {
+            "loss": Loss(0.05),
+            "crashes": tuple(_crash(8 * at + 1, 6.3 + 5 * at) for at in range(4)),
+            "freezes": tuple(_freeze(8 * at + 2, 8.3 + 5 * at) for at in range(4)),
+        },
+    ),
 }
-"""What goes wrong in a crew, by name."""
+"""Crews by name, calm ones before those that are compared with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A method and its settings.
 
-    lr: of SGD, of AdamW, of Muon, or of the SGD behind K-FAC.
+    lr: of the method, or of the SGD behind K-FAC.
     rest_lr: of the AdamW that takes the steps of what is no matrix, beside Muon.
     damping, kl_clip: K-FAC's.
     """
@@ -95,8 +131,16 @@ GRIDS: Mapping[str, tuple[Settings, ...]] = {
         *({"lr": 0.1, "damping": d, "kl_clip": c} for d, c in ((0.03, 0.01), (0.1, 0.01), (0.1, 0.001))),
         *({"lr": 0.3, "damping": d, "kl_clip": c} for d, c in ((0.1, 0.01), (0.3, 0.01), (0.1, 0.001))),
     ),
+    SOAP_NAME: _grid(SOAP_NAME, *({"lr": lr} for lr in (0.003, 0.005, 0.01, 0.015, 0.02, 0.03))),
+    SHAMPOO_NAME: _grid(SHAMPOO_NAME, *({"lr": lr} for lr in (0.02, 0.04, 0.06, 0.08, 0.1, 0.15))),
 }
 """As many settings for each method."""
+
+
+def methods() -> list[str]:
+    """Those that can be run here: all, or all but ``EXTRAS``."""
+    there = importlib.util.find_spec("pytorch_optimizer") is not None
+    return [method for method in GRIDS if there or method not in EXTRAS]
 
 
 @dataclass(slots=True)
@@ -108,7 +152,8 @@ class TrainedNet:
     reached: the step at which ``TARGET`` was the mean of the last five steps' accuracies (digits only; more
         than ``steps``: never).
     step_cpu_s: processor time of a step of one process, in the mean: only some decompose factors.
-    took_s: steps of a peer in virtual time: the longest over the middle one.
+    step_s: a step of peer 0 in virtual time, in the mean.
+    longest: steps of a peer in virtual time: the longest over the middle one.
     bytes_sent: by one peer of a crew, mean over those that live.
     oldest: of the bases that gradients were preconditioned with, how many averages of factors behind at most.
     values: of the model, where they are asked for.
@@ -122,6 +167,7 @@ class TrainedNet:
     curve: list[float] = field(default_factory=list)
     reached: int = 0
     step_cpu_s: float = 0.0
+    step_s: float = 0.0
     longest: float = 0.0
     bytes_sent: float = 0.0
     oldest: int = 0
@@ -234,7 +280,18 @@ def _floats(x: Tensor) -> Tensor:
 
 
 def optimizers(settings: Settings, net: nn.Module) -> list[Optimizer]:
-    """A method's, before a crew wraps them. Muon is for matrices; AdamW takes the rest beside it."""
+    """A method's, before a crew wraps them. Muon is for matrices; AdamW takes the rest beside it.
+
+    SOAP (Vyas et al., 2024, arXiv 2409.11321) and Distributed Shampoo (Anil et al., 2020, arXiv 2002.09018)
+    decompose as often as K-FAC.
+    """
+    if settings.method in EXTRAS:
+        more = importlib.import_module("pytorch_optimizer")
+        if settings.method == SOAP_NAME:
+            how = {"weight_decay": 0.0, "precondition_frequency": INVERSE_EVERY}
+            return [more.SOAP(net.parameters(), settings.lr, **how)]
+        how = {"start_preconditioning_step": INVERSE_EVERY, "preconditioning_compute_steps": INVERSE_EVERY}
+        return [more.ScalableShampoo(net.parameters(), settings.lr, use_svd=True, **how)]
     if settings.method == ADAMW_NAME:
         return [AdamW(net.parameters(), settings.lr)]
     if settings.method == MUON_NAME:
@@ -303,12 +360,12 @@ def in_crew(
     values: bool = False,
     data: Path | None = None,
 ) -> TrainedNet:
-    """A crew of eight in virtual time, in a world of ``WORLDS``; what peer 0 came to.
+    """A crew in virtual time, in a world of ``WORLDS``; what peer 0 came to.
 
     values: keep the model's values.
     """
     torch.set_num_threads(1)
-    samples, found = Images(data), TrainedNet(settings, seed, steps)
+    samples, found, crew = Images(data), TrainedNet(settings, seed, steps), WORLDS[world]
 
     def train(peer: SimulatedTransport) -> tuple[list[float], int]:
         net = samples.net(seed)
@@ -340,7 +397,7 @@ def in_crew(
 
             kfac = _kfac(settings, net, plain[0], communicator=joined)
             keeps.keeper.keep(kfac=kfac, tensors=crews[0].tensors)
-        part = slice(peer.me * BATCH // PEERS, (peer.me + 1) * BATCH // PEERS)
+        part = slice(peer.me * BATCH // crew.peers, (peer.me + 1) * BATCH // crew.peers)
         took_s, looks = list[float](), list[float]()
         oldest = 0
         peer.pause(BEGINS_S - peer.now_s())
@@ -363,12 +420,13 @@ def in_crew(
         if peer.me == 0:
             found.accuracy, found.loss = samples.look(net)
             found.reached = first_at(TARGET, looks) if looks else 0
+            found.step_s = fmean(took_s)
             if values:
                 found.values = nn.utils.parameters_to_vector(net.parameters()).tolist()
         return took_s, oldest
 
-    lines = Faults(latency_s=0.001, rate_bytes_per_s=1e8, **WORLDS[world])
-    simulated = SimulatedCrew(PEERS, lines, seed, cost=ComputeCost(STEP_S))
+    lines = Faults(latency_s=0.001, rate_bytes_per_s=1e8, **crew.faults)
+    simulated = SimulatedCrew(crew.peers, lines, seed, cost=ComputeCost(STEP_S))
     ended = {peer: told for peer, told in enumerate(simulated.run(train)) if told is not None}
     whole = [told for peer, told in ended.items() if all(f.peer != peer for f in lines.freezes)]
     found.longest = max(max(took_s) / median(took_s) for took_s, _ in whole)

@@ -63,7 +63,14 @@ def test_pages_are_as_the_stored_results_say(figures: ModuleType) -> None:
 def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
     """Here, in a copy: in a result, and in README."""
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
-    for name in ("README.md", "docs/evidence.md", "docs/kfac.md", "docs/protocols.md", "tools/figures.toml"):
+    for name in (
+        "README.md",
+        "docs/figures.md",
+        "docs/evidence.md",
+        "docs/kfac.md",
+        "docs/protocols.md",
+        "tools/figures.toml",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("src", "benchmarks/lab", "benchmarks/churn_peer.py"):

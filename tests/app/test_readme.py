@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/privacy.md")
 PATIENCE_S = 110.0
 """How long a test waits for processes on a busy machine."""
 
@@ -36,7 +37,8 @@ print(f"epoch {epoch}, step {crew.step}, right {done:.2f}, rate {rate:.2f}", flu
 
 
 def scripts() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    text = "".join((ROOT / page).read_text() for page in PAGES)
+    return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
 def run(folder: Path, script: str, *command: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The README's secure average over sealed datagrams: five processes, of which one is killed."""
+"""The secure average of docs/privacy.md over sealed datagrams: five processes, of which one is killed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ crew.leave()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", ["", "kill=4@4"])
-def test_the_readmes_script_averages(tmp_path: Path, faults: str) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_pages_script_averages(tmp_path: Path, faults: str) -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text()
     parts = re.findall(r"```python\n(.*?)```", text, re.S)
     script = next(part for part in parts if "crew.secure_average" in part)
     script = script.replace("dropouts=1)", "dropouts=1, deadline_s=3.0)")

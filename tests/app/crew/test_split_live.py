@@ -1,4 +1,4 @@
-"""The README's split learning over sealed datagrams: three processes, of which one client is killed."""
+"""Split learning of docs/privacy.md over sealed datagrams: three processes, of which one client is killed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ crew.leave()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", ["", "kill=2@4"])
-def test_the_readmes_script_trains(tmp_path: Path, faults: str) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_pages_script_trains(tmp_path: Path, faults: str) -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text()
     script = next(part for part in re.findall(r"```python\n(.*?)```", text, re.S) if "SplitServer" in part)
     script = script.replace("serve()", "serve(20.0)")
     given = GIVEN.replace("LONGER", "100" if faults else "1")  # whoever is to be killed is still at it

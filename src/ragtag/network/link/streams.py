@@ -151,8 +151,7 @@ class Streams:
     came: datagrams that have come, each with its connection's address.
     closed: addresses of connections that have ended. The caller that looks at either clears it.
     refused: connections that were closed as what came over them was no sequence of datagrams, or as there
-    were
-        too many.
+        were too many.
     """
 
     def __init__(self, family: int, longest: int, listens: Address | None) -> None:

@@ -122,7 +122,7 @@ class Plan:
     def of(*, quick: bool, digits: bool, seeds: int) -> Plan:
         """All runs; quick: settings as they were tuned before, and the two worlds that matter most.
 
-        On CIFAR-10 SGD and K-FAC alone, in about an hour of two cores; quick: each part once, for a minute.
+        On CIFAR-10 SGD and K-FAC alone, in about an hour of two cores; quick: ten steps, once each.
         """
         drawn = tuple(range(seeds))
         if not digits:

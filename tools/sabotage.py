@@ -170,18 +170,11 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_trial.py", "-k", "quorum"),
     ),
     Sabotage(
-        "answers are waited for as long as others held up the second stage",
-        PROGRESS,
-        "return max(self._usual_s, self.begun.answer_s)",
-        "return max(self.begun.gather_s, self.begun.answer_s)",
-        ("tests/simulation/test_world.py", "-k", "deadlines_do_not_grow"),
-    ),
-    Sabotage(
-        "how long answers take is not learned",
-        "src/ragtag/protocols/rounds/base.py",
-        "if asked_in == number and now_s < until_s and self._took",
-        "if asked_in == number and now_s < asked_s and self._took",
-        ("tests/protocols/test_node.py", "-k", "answers_teach or answers_late_again"),
+        "peers are asked as late as rounds took that other waiting held up",
+        "src/ragtag/protocols/channel/budgets.py",
+        "return self.gather.middle_s()",
+        "return self.gather.budget_s()",
+        ("tests/simulation/test_world.py", "-k", "wait_for_each_other"),
     ),
     Sabotage(
         "a state is taken from any replica, also from one that is apart from most",

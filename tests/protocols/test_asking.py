@@ -173,7 +173,7 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     arrives(1, SCATTER, mine)
     waiting, lacking = machine.waiting, {(2, SCATTER, mine)}
     assert waiting.owed == lacking
-    waiting._ask(0.0, 9.0)
+    waiting._ask(9.0)
     node.step(
         0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, of_1), b"")])
     )  # not what it was asked for

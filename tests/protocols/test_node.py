@@ -674,31 +674,22 @@ def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> N
     world.run()
     missed = [bool(outcome.missed) for outcome in world.outcomes[0]]
     assert any(missed[:4]) and not any(missed[8:])
-    assert 0.06 < world.nodes[0].channels[0].patience.answer_s(0.0, 1.0) < 0.2
+    assert world.nodes[0].channels[0].patience.factor > 4
 
 
-def test_answers_teach_how_long_they_take() -> None:
+def test_patience_grows_with_those_given_up_too_early_and_only_with_them() -> None:
     patience = Patience()
-    assert patience.answer_s(0.1, 1.0) == 0.1
     for peer in (1, 2):
-        patience.asked(1.0, 3, peer, 5.0)
-        patience.asked(3.9, 3, peer, 5.0)  # once more: the answer may be to the first time
-    patience.answered(4.0, 1, 3)  # whether it was given up meanwhile or not: one teaches twice what is usual
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 0.2) and patience.answer_s(9.0, 1.0) == 9.0
-    assert patience.answer_s(0.1, 12.0) == pytest.approx(12.0 * 1.5 * 0.2)
+        patience.gave_up(3, peer, 5.0)
+    patience.answered(4.0, 1, 3)  # it was there
+    assert patience.factor == 2
     patience.answered(6.0, 2, 3)  # later than the deadline: that would have ended without it, too
-    patience.answered(4.5, 1, 3)  # nobody asked
-    patience.asked(6.0, 4, 1, 9.0)
-    patience.answered(7.0, 1, 3)  # in another round
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 0.2)
-    for number in range(5, 45):
-        patience.asked(10.0, number, 1, 20.0)
-        patience.answered(13.0, 1, number)
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(1.5 * 3.0)
-    for number in range(50, 90):
-        patience.asked(20.0, number, 1, 30.0)
-        patience.answered(20.1, 1, number)
-    assert patience.answer_s(0.1, 1.0) == pytest.approx(0.15)
+    assert patience.factor == 2
+    patience.answered(6.0, 2, 3)
+    assert 1.9 < patience.factor < 2
+    for number in range(400):
+        patience.answered(7.0, 1, number)
+    assert patience.factor == 1
 
 
 @pytest.mark.parametrize("stage", [QUESTION, HERE])

@@ -231,4 +231,5 @@ def test_a_peer_across_a_long_line_is_in_rounds_again_after_a_cut(method: Averag
     for seen in rounds.run(train):
         assert seen is not None
         assert not any(whole for at_s, whole in seen if 1.3 < at_s < 1.9)
-        assert np.mean([whole for at_s, whole in seen if at_s > 3.0]) > 0.95
+        # what begins last may be without one that has ended
+        assert np.mean([whole for at_s, whole in seen if 3.0 < at_s < 3.9]) > 0.95

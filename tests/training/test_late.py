@@ -157,9 +157,7 @@ def test_places_of_pieces_in_the_table(turned: bool) -> None:
 # -- A crew
 
 
-@pytest.mark.parametrize(
-    ("deadline_s", "every"), [(0.012, 4), pytest.param(0.008, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("deadline_s", "every"), [(0.01, 4), pytest.param(0.008, 2, marks=pytest.mark.slow)])
 def test_late_rows_count_once_where_replicas_are_compared(deadline_s: float, every: int) -> None:
     """A quarter of all is lost, deadlines leave little time for repair, and what is late is then taken from
     others, too, also from those that lack some: all the same, in the end replicas have moved by the mean of

@@ -133,7 +133,7 @@ def test_it_learns_and_sends_far_fewer_bytes() -> None:
     assert sparse_bytes < dense_bytes
 
 
-@pytest.mark.parametrize("deadline_s", [None, 0.012, TIGHT_S])
+@pytest.mark.parametrize("deadline_s", [None, 0.01, TIGHT_S])
 def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float | None) -> None:
     """The sum of all that replicas applied is what was committed, and the rest is pending or residual.
 
@@ -191,7 +191,7 @@ def test_under_loss_nothing_is_lost_and_nothing_counts_twice(deadline_s: float |
     if counts["given_up"] == 0:  # to rounding
         assert max(behind) < 1e-6
     assert max(behind) < 0.2
-    assert (counts["restored"] > 0) == (deadline_s == TIGHT_S)
+    assert (counts["restored"] > 0) == (deadline_s is not None)
     assert counts["late"] > 0 or deadline_s is None
 
 

@@ -47,7 +47,7 @@ from tests.network.crew import PATIENCE_S, until
 SRC = Path(__file__).parents[3] / "src"
 GIVE_UP_S = 1.0
 CREW = "otters"
-HELLO = {"ragtag": ragtag.__version__, "wire": VERSION, "size": 2, "seed": 5}
+HELLO = {"ragtag": ragtag.__version__, "wire": VERSION, "size": 2, "seed": 5, "role": 0}
 
 
 @pytest.fixture(autouse=True)

@@ -113,8 +113,9 @@ class Wanted(Shelf):
     def wanted(self, round_: int) -> bool:
         return True
 
-    def put(self, round_: int, step: int, schema: int, layout: int, blob: bytes) -> None:  # type: ignore[override]
+    def put(self, round_: int, step: int, schema: int, layout: int, blob: bytes, replica: int = 0) -> bool:
         self.blob = blob
+        return True
 
 
 @pytest.mark.parametrize("average", ["models", "gradients"])

@@ -263,6 +263,7 @@ def test_all_errors_have_one_root_and_keep_their_own_bases() -> None:
 INTERNAL = {
     "Damage": "NoWholeCheckpoint tells of it",
     "Malformed": "of datagrams, which are dropped",
+    "Garbled": "of a connection's bytes, which end it",
     "WireError": "of a transfer's frames, which end it",
     "HandshakeError": "of handshakes, which are refused and counted",
     "TicketError": "of a caller's in error feedback",

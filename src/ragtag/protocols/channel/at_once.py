@@ -298,9 +298,8 @@ class Rounds:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
         grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
-        trips_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
-        trips_s = max(trips_s or ANSWER * self._channel.rtt_s, self.budgets.scatter.floor_s)
-        answer_s = self.patience.answer_s(trips_s, self._channel.averager.patience)
+        answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
+        answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
             answer_s = max(answer_s, self.budgets.scatter.budget_s())
         begin = Begin(

@@ -2,9 +2,8 @@
 
 A round that lacks only a few peers' messages asks those peers. A peer that answers has its whole deadline.
 One that does not is frozen, dead or cut off, and is waited for no longer. So a frozen peer costs the others
-as long as GATHER and an answer usually take, in which little is computed, rather than the deadline that the
-slowest trainer needs. Neither is measured by deadlines: these hold what peers wait for each other. One that
-answers, and still sends nothing, is asked again.
+as long as GATHER usually takes and may take, in which little is computed, rather than the deadline that the
+slowest trainer needs. One that answers, and still sends nothing, is asked again.
 
 A peer that has ended that round, or assigns the blocks otherwise, answers that the message comes no more.
 The message may be on its way, so it has as long as an answer may take; then it is waited for no longer. Else

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from ragtag.codecs.base import Codec
-from ragtag.core.deadline import Deadline
 from ragtag.core.types import (
     WEIGHT_MAX,
     Bools,
@@ -154,36 +153,33 @@ def require_rows(rows: Bytes, most: int) -> None:
 
 
 class Patience:
-    """How long an answer may take: learned from the time that answers took.
+    """How many times longer than usual an answer may take: learned from peers that were given up too early.
 
-    On a busy machine a driver may wait for a processor much longer than its round trips tell, and where
-    much is lost an answer is repeated again and again. An answer that comes after its peer was given up,
-    yet before the deadline, counts as well. Nobody's trainer is in it, so it does not grow as peers wait
-    for each other. One answer teaches at most twice what is typical: it may be of a peer that stood still.
+    On a busy machine a driver may wait for a processor much longer than its round trips tell. An answer that
+    comes after its peer was given up, yet before the deadline, doubles the patience (as TCP backs off).
+    Answers in time take it back little by little.
     """
 
     def __init__(self) -> None:
-        self._took: Deadline | None = None
-        self._asked: dict[PeerId, tuple[int, float, float]] = {}
+        self.factor = 1.0
+        self._given_up: dict[PeerId, tuple[int, float]] = {}
 
-    def asked(self, now_s: float, number: int, peer: PeerId, until_s: float) -> None:
-        """In round ``number`` a peer is asked whether it is there. The round would wait until ``until_s``."""
-        if self._asked.get(peer, (-1, 0.0, 0.0))[0] != number:
-            self._asked[peer] = number, now_s, until_s
+    def gave_up(self, number: int, peer: PeerId, until_s: float) -> None:
+        """In round ``number`` a peer did not answer. The round would have waited for it until ``until_s``."""
+        self._given_up[peer] = number, until_s
 
     def answered(self, now_s: float, peer: PeerId, number: int) -> None:
         """A peer has answered what it was asked in a round."""
-        asked_in, asked_s, until_s = self._asked.pop(peer, (-1, 0.0, 0.0))
-        if asked_in == number and now_s < until_s and self._took is not None:
-            self._took.late(now_s - asked_s, 2.0 * self._took.floor_s)
+        given_up, until_s = self._given_up.get(peer, (-1, 0.0))
+        if given_up != number:
+            self.factor = max(1.0, _DECAY * self.factor)
+            return
+        del self._given_up[peer]
+        if now_s < until_s:
+            self.factor = min(_MOST, _GROWTH * self.factor)
 
-    def answer_s(self, trips_s: float, patience: float) -> float:
-        """How long an answer may take now. trips_s: it is no shorter, and begins with that."""
-        if self._took is None:
-            self._took = Deadline(trips_s)
-            return trips_s
-        self._took.floor_s = trips_s
-        return self._took.budget_s(patience)
+
+_GROWTH, _DECAY, _MOST = 2.0, 0.98, 64.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
-answer in the time that answers take is frozen, dead or cut off. One that answers may compute,
-or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
+answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
+compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
 says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
 by that.
 
@@ -316,7 +316,7 @@ class Waiting:
         if len(self.waited_for) > 2:
             return effects
         self._few = 0
-        effects += self._ask(now_s, self.until_s)
+        effects += self._ask(self.until_s)
         return effects + self._arm(now_s, 1, self._answer_s)
 
     def asks(self, now_s: float, name: str) -> list[Effect] | None:
@@ -324,7 +324,7 @@ class Waiting:
         if name != _TIMERS[self.stage][0]:
             return None
         arm = self._arm(now_s, 1, self._answer_s)
-        return [*self._ask(now_s, now_s + self._answer_s), *arm] if arm else []
+        return [*self._ask(now_s + self._answer_s), *arm] if arm else []
 
     def unanswered(self, name: str) -> bool:
         """``SILENT``, ``NEVER``: the time for answers is over. ``False``: ``name`` is another timer."""
@@ -332,6 +332,9 @@ class Waiting:
             return False
         silent = {share for share in self.owed if share[0] not in self.answered}
         never = self.never - silent
+        for peer in _peers(silent):
+            if self._spec.patience is not None:
+                self._spec.patience.gave_up(self._spec.round, peer, self.until_s)
         for lost, why in ((silent, Why.SILENT), (never, Why.NEVER)):
             if lost:
                 self._miss(lost, why)
@@ -354,13 +357,10 @@ class Waiting:
             return []
         return [Arm(self._spec.timer(_TIMERS[self.stage][which]), now_s + wait_s)]
 
-    def _ask(self, now_s: float, until_s: float) -> list[Effect]:
-        asked = sorted(self.owed)
-        self.answered -= _peers(asked)
+    def _ask(self, until_s: float) -> list[Effect]:
+        self.answered -= _peers(self.owed)
         self.never.clear()
-        if self._spec.patience is not None:
-            for peer in _peers(asked):
-                self._spec.patience.asked(now_s, self._spec.round, peer, self.until_s)
+        asked = sorted(self.owed)
         return [Send(question(peer, self._spec.key(stage, block)), until_s) for peer, stage, block in asked]
 
     # -- Looking

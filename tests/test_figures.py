@@ -66,6 +66,7 @@ def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
     for name in (
         "README.md",
         "docs/figures.md",
+        "docs/links.md",
         "docs/evidence.md",
         "docs/kfac.md",
         "docs/protocols.md",

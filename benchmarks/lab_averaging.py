@@ -10,8 +10,9 @@ takes longer than --limit-s ends with the rounds that it did. The first three, o
 
 The line's limit is the time in which one uplink sends what each peer must (both stages, its share to each of
 the others), as datagrams with all headers, without loss. A round of 4 peers on 2 cores may be bounded by
-those: `busy` is how much of them all processes used, others' too. `averaged` is the share of chunks that
-came as averages, `heard` that of all peers' chunks in them, `dropped` the frames a round that found no room.
+those: `busy` is how much of them all processes used, others' too, and `cpu` the milliseconds that a peer
+computed in a round. `averaged` is the share of chunks that came as averages, `heard` that of all peers'
+chunks in them, `dropped` the frames a round that found no room.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ def ours(me: int, asked: argparse.Namespace) -> None:
     values = np.random.default_rng(me).standard_normal((chunks, fp32.elements)).astype(np.float32)
     print("ready", flush=True)
     for line in sys.stdin:
-        began_s = time.perf_counter()
+        began_s, before_s = time.perf_counter(), time.process_time()
         outcome = driver.average(Average(OURS.index(line.strip()), values, 1.0)).result(asked.limit_s)
-        took_s = time.perf_counter() - began_s
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - before_s
         heard = float(np.unpackbits(outcome.heard.view(np.uint8)).sum()) / (asked.n * chunks)
-        said = {"s": took_s, "averaged": float(outcome.averaged.mean()), "heard": heard}
+        said = {"s": took_s, "averaged": float(outcome.averaged.mean()), "heard": heard, "cpu_s": cpu_s}
         print(json.dumps(said), flush=True)
     driver.close(1.0)
 
@@ -106,11 +107,11 @@ def gloo(me: int, asked: argparse.Namespace) -> None:
     tensor = torch.randn(round(asked.mb * 1e6 / 4))
     print("ready", flush=True)
     for _ in sys.stdin:
-        began_s = time.perf_counter()
+        began_s, before_s = time.perf_counter(), time.process_time()
         dist.all_reduce(tensor)
-        took_s = time.perf_counter() - began_s
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - before_s
         tensor /= asked.n
-        print(json.dumps({"s": took_s, "averaged": 1.0, "heard": 1.0}), flush=True)
+        print(json.dumps({"s": took_s, "averaged": 1.0, "heard": 1.0, "cpu_s": cpu_s}), flush=True)
 
 
 # -- All of them
@@ -187,6 +188,7 @@ def rounds_of(
                     "s": max(one["s"] for one in each),
                     "averaged": statistics.fmean(one["averaged"] for one in each),
                     "heard": statistics.fmean(one["heard"] for one in each),
+                    "cpu_s": statistics.fmean(one["cpu_s"] for one in each),
                     "dropped": dropped(lab) - before,
                     "busy": (busier - busy) / max(1, more - all_),
                 }
@@ -229,7 +231,9 @@ def summary(rounds: list[dict[str, Any]], asked: argparse.Namespace) -> dict[str
         return {"rounds": 0, "why": f"no round within {asked.limit_s:g} s"}
     rounds = rounds[min(WARM, len(rounds) // 4) :]
     took_s = [one["s"] for one in rounds]
-    means = {key: statistics.fmean(one[key] for one in rounds) for key in ("averaged", "heard", "busy")}
+    means = {
+        key: statistics.fmean(one[key] for one in rounds) for key in ("averaged", "heard", "busy", "cpu_s")
+    }
     return {
         "rounds": len(rounds), "median_s": statistics.median(took_s), "longest_s": max(took_s), **means,
         "dropped": statistics.fmean(one["dropped"] for one in rounds), "s": took_s,
@@ -243,8 +247,8 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
         print(f"{head} not available: {row['why']}", flush=True)
         return row
     print(f"{head}{row['median_s'] * 1e3:>9.0f}{row['longest_s'] * 1e3:>9.0f}{row['rounds']:>8}"
-          f"{row['averaged']:>10.2%}{row['heard']:>9.2%}{row['dropped']:>9.0f}{row['busy']:>7.0%}",
-          flush=True)  # fmt: skip
+          f"{row['averaged']:>10.2%}{row['heard']:>9.2%}{row['dropped']:>9.0f}{row['busy']:>7.0%}"
+          f"{row['cpu_s'] * 1e3:>7.0f}", flush=True)  # fmt: skip
     return row
 
 
@@ -280,7 +284,7 @@ def main() -> None:
           f"of {asked.queue_ms:g} ms; the line's limit is {limit_s * 1e3:.0f} ms; load {load[0]:.1f}",
           flush=True)  # fmt: skip
     print(f"{'loss':>6}  {'way':<12}{'median':>9}{'longest':>9}{'rounds':>8}{'averaged':>10}{'heard':>9}"
-          f"{'dropped':>9}{'busy':>7}")  # fmt: skip
+          f"{'dropped':>9}{'busy':>7}{'cpu':>7}")  # fmt: skip
     rows: list[dict[str, Any]] = []
     run = {
         **how(),

@@ -1279,6 +1279,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "            machine",
         ("tests/protocols/test_asking.py", "-k", "made_up"),
     ),
+    Sabotage(
+        "each datagram wakes the driver",
+        "src/ragtag/network/driver/engine.py",
+        "self._gathering = taken.amid",
+        "self._gathering = False",
+        ("tests/network/test_driver.py", "-k", "one_by_one"),
+    ),
+    Sabotage(
+        "the end of a message is waited with",
+        "src/ragtag/network/link/inbox.py",
+        "0 < len(rows) < TRAIN and not ended",
+        "0 < len(rows) < TRAIN",
+        ("tests/network/test_outbox.py", "-k", "amid_a_message"),
+    ),
 )
 
 

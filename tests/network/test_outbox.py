@@ -14,7 +14,7 @@ from ragtag.network.link.flow import Flow, Hold
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
-from ragtag.network.link.link import Received
+from ragtag.network.link.link import TRAIN, Received
 from ragtag.network.link.outbox import KEEP_OPEN_S, Outbox
 from ragtag.protocols.node import Node
 
@@ -327,3 +327,23 @@ def test_knocks_keep_a_router_open_and_get_rarer() -> None:
     wire.keys = False  # asking for them is a knock
     before = len(wire.shorts)
     assert outbox.knock(now_s) > now_s and len(wire.shorts) == before
+
+
+def test_amid_a_message_is_what_has_no_end_and_less_than_a_train() -> None:
+    """A driver lets more gather then. The end of a message and a whole train are not waited with."""
+    here, there = Peer(0), Peer(1)
+    here.give(2 * TRAIN)
+    path = here.flow.path
+    path.control.window, path.granted, path._used = 2 * TRAIN, 2 * TRAIN, True
+    here.outbox.flush(0.0)
+    rows = np.concatenate(here.wire.rows)
+
+    def amid(*parts: Bytes) -> bool:
+        there.wire.next = list(parts)
+        return there.inbox.receive(1.0).amid
+
+    assert amid(rows[:1]) and amid(rows[1:8])
+    assert not amid(rows[8 : 8 + TRAIN]), "the kernel puts trains together: a pass is worth its cost"
+    assert not amid(), "nothing came: the sender stands still, and waiting gathers nothing"
+    assert amid(rows[8 + TRAIN : -1])
+    assert not amid(rows[-1:]), "the message is whole"

@@ -12,7 +12,8 @@ line, so rates and windows are given for what is sent: what is delivered over on
 
 Three things are different from TCP's BBR, as both ends are busy Python processes:
 - Round trips are the path's alone. What a datagram and its answer waited for at the two ends is known
-  (``Delivery.kept_s``), and the window has room for it beside the path's product.
+  (``Delivery.kept_s``), and the window has room for as much beside the path's product: while answers wait,
+  what they let leave is to be on the line.
 - Rates and rounds are measured over five trains at least, however short a round trip is.
 - The paths of one peer mostly share its uplink, and a stage is over when the last message is. So each may
   send at the mean of what all of them deliver, whatever it has found itself.
@@ -254,9 +255,11 @@ class Bbr:
         """How long a train of datagrams lasts at this path's rate.
 
         Busy paths take turns: while three send trains of three milliseconds, one leaves each millisecond. So
-        a driver has a third of the work. Where the queue is known to be short, trains are.
+        a driver has a third of the work. Where the queue is known to be short, trains are; and until the
+        path was full once, as rates are measured over several of them and a startup must not take long.
         """
-        return QUANTUM_S * (min(self.busy, _TURNS_MAX) if self.longterm == math.inf else 1)
+        turns = self._filled and self.longterm == math.inf
+        return QUANTUM_S * (min(self.busy, _TURNS_MAX) if turns else 1)
 
     @property
     def product(self) -> float:
@@ -429,10 +432,11 @@ class Bbr:
     def _pace(self, rate: float) -> None:
         """Set the rate at which to send; before the path was full, only upwards.
 
-        As the smallest window may leave in a round trip, so it may be paced. What was measured while nothing
-        came through, a datagram in seconds, would hold a path for as long again.
+        As the smallest window may leave in a round trip, ends' time included, so it may be paced. What was
+        measured while nothing came through, a datagram in seconds, would hold a path for as long again.
         """
-        least = WINDOW_MIN / self.min_rtt_s if 0.0 < self.min_rtt_s < math.inf else 0.0
+        took_s = self.min_rtt_s + self.kept_s
+        least = WINDOW_MIN / took_s if 0.0 < took_s < math.inf else 0.0
         pacing = max(_PACING[self.phase] * max(rate, self.fair), least)
         if pacing > 0.0 and (self._filled or pacing > self.rate or self.rate == math.inf):
             self.rate = pacing
@@ -442,7 +446,7 @@ class Bbr:
         if rate <= 0.0:
             rate = self.window / max(sample.srtt_s, 1e-3)
         self._pace(rate)
-        target = self._to_send(_WINDOW[self.phase] * self.product + self._rate() * self.kept_s)
+        target = self._to_send(_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s))
         target = max(target, max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
         if self._filled:
             self.window = min(self.window + sample.passed, target)

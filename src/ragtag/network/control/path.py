@@ -26,7 +26,7 @@ TRAINS_MAX = 4096
 _COPIES_MAX = 8
 _GRANULARITY_S = 1e-3
 _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to meet at the same pace
-_SPAN_S = 5 * QUANTUM_S  # over less, the rate of single trains would be measured
+_SPAN_TRAINS = 5  # over less, the rate of single trains would be measured
 
 
 class _Departure(NamedTuple):
@@ -213,7 +213,8 @@ class Path:
         if self._together:
             passed -= self._fallen(highest, passed, self.received - before)
         if highest > self._round_ends and now_s >= self._round_until_s:
-            self._rounds, self._round_ends, self._round_until_s = self._rounds + 1, self.sent, now_s + _SPAN_S
+            self._rounds, self._round_ends = self._rounds + 1, self.sent
+            self._round_until_s = now_s + self._span_s
         self.control.acknowledged(
             Delivery(
                 now_s,
@@ -312,6 +313,11 @@ class Path:
             return 1
         return min(_COPIES_MAX, math.ceil(math.log(1e-3) / math.log(min(self.loss, 0.9))))
 
+    @property
+    def _span_s(self) -> float:
+        """Over how long a rate is measured at least: paths that are busy at once take turns."""
+        return _SPAN_TRAINS * self.control.train_s
+
     def _left(self, number: int) -> tuple[_Departure | None, int]:
         """When a number left, and what was under way at most since the last answer's.
 
@@ -350,10 +356,10 @@ class Path:
         """
         since = _Measured(left.delivered, left.delivered_s, left.first_s)
         self._delivered_s, self._first_s = came_s, left.at_s
-        if came_s - left.delivered_s < _SPAN_S and self._measured is not None:
+        if came_s - left.delivered_s < self._span_s and self._measured is not None:
             since = self._measured
         took_s = max(left.at_s - since.left_s, came_s - since.came_s)
-        if took_s < max(self.min_rtt_s, _SPAN_S):
+        if took_s < max(self.min_rtt_s, self._span_s):
             self._measured = since
             return None
         self._measured = _Measured(self.received, came_s, left.at_s)

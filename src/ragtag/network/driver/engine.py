@@ -43,6 +43,7 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.core.wire import Identity
+from ragtag.network.control.controller import QUANTUM_S
 from ragtag.network.driver.mailbox import DriverFailed, Mailbox, Promises
 from ragtag.network.link import Link
 from ragtag.network.link.flow import Flow
@@ -110,6 +111,7 @@ class Engine:
         self.mailbox = Mailbox()
         self.promises = Promises()
         self._passes = 0
+        self._gathering = False
         self.outbox = Outbox(link, self.framer, self.injector, self.flows)
         self.inbox = Inbox(link, self.framer, self.flows, self.outbox, node, agent is not None)
         self.reach: Reachability | None = None
@@ -183,7 +185,7 @@ class Engine:
         frozen_until_s = self.injector.frozen_until_s(now_s)
         if frozen_until_s > now_s:
             threading.Event().wait(frozen_until_s - now_s)
-        self._watch_for_room()
+        self._watch_link()
         ready = self._poll.poll(self._timeout_ms(self.now_s()))
         now_s = self.now_s()
         came = {fd for fd, _ in ready}
@@ -219,17 +221,24 @@ class Engine:
             due_s = min(due_s, self.reach.due_s)
         if self._close_by_s is not None:
             due_s = min(due_s, self._close_by_s, now_s + _LOOK_S)
+        if self._gathering:
+            due_s = min(due_s, now_s + QUANTUM_S)
         return min(1.0, max(0.0, due_s - now_s)) * 1e3
 
-    def _watch_for_room(self) -> None:
-        """While the socket is full, have the poll wake when it has room again."""
-        wanted = select.POLLIN | (select.POLLOUT if self.outbox.blocked else 0)
+    def _watch_link(self) -> None:
+        """Have the poll wake when something comes, and while the socket is full when it has room again.
+
+        Amid a message it does not wake: where datagrams come one by one, a turn for each would cost more than
+        all that is done with them. They gather for as long as a paced train takes.
+        """
+        wanted = (0 if self._gathering else select.POLLIN) | (select.POLLOUT if self.outbox.blocked else 0)
         if wanted != self._watched:
             self._poll.modify(self.link.fileno(), wanted)
             self._watched = wanted
 
     def _receive(self, now_s: float) -> bool:
         taken = self.inbox.receive(now_s)
+        self._gathering = taken.amid
         for note in self.inbox.notes:
             self._apply(now_s, note)
         self.inbox.notes.clear()

@@ -12,7 +12,7 @@ from ragtag.core.types import Bytes, Joined, Left, Noted, PeerId, Run
 from ragtag.core.wire import HEADER, Headers, Kind
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer, Short
-from ragtag.network.link.link import Link, Received
+from ragtag.network.link.link import TRAIN, Link, Received
 from ragtag.network.link.outbox import Outbox
 from ragtag.protocols.node import Node
 
@@ -30,12 +30,14 @@ class Taken:
     runs: in order of arrival.
     later: ends of messages, and when to believe each; what it has overtaken may still come before.
     drained: whether nothing was left to read.
+    amid: whether it ended amid a message, with less than a train's worth of datagrams.
     """
 
     people: list[Joined | Left]
     runs: list[Run]
     later: list[tuple[float, Run]]
     drained: bool
+    amid: bool = False
 
 
 class Inbox:
@@ -192,6 +194,8 @@ class Inbox:
             flow.inbound.asked |= asks
             if run is not None:
                 taken.runs.append(self._ending_of(now_s, flow, run, last_seq, taken) if run.ended else run)
+        ended = any(run is not None and run.ended for run, *_ in found)
+        taken.amid = got.drained and 0 < len(rows) < TRAIN and not ended
 
     def _enter(self, now_s: float, flow: Flow, epoch: int, taken: Taken) -> bool:
         if flow.barred or (flow.process is not None and epoch != flow.process):

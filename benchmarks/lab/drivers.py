@@ -18,7 +18,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
-from ragtag.core.types import Average, Bytes, Measured, Outcome
+from ragtag.core.types import Average, Bytes, Outcome
 from ragtag.core.wire import DATAGRAM_BYTES, Identity, n_chunks
 from ragtag.network.driver.engine import Engine
 from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge
@@ -233,9 +233,9 @@ class Drivers:
             future: Future[Outcome] = Future()
             futures.append(future)
             engine.promises.outcome(0, future)
-            for peer, flow in engine.flows.items():
-                if flow.path.srtt_s > 0:
-                    engine.step(began_s, Measured(peer, flow.path.rto_s, flow.path.min_rtt_s))
+            for flow in engine.flows.values():
+                if (measured := flow.measured) is not None:
+                    engine.step(began_s, measured)
             engine.step(began_s, Average(0, values, 1.0))
         for me in range(self.n):
             self._plan(me, began_s)

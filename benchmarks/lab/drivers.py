@@ -71,6 +71,10 @@ class LineLink:
         """Always: nothing is encrypted."""
         return True
 
+    def room(self, address: Address) -> bool:
+        """Always: a full queue drops what is last."""
+        return True
+
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
         """A train leaves. Raises TooLarge: a datagram is to hold more than one packet."""
         if per > 1:
@@ -153,7 +157,10 @@ class Round:
 
 
 class Drivers:
-    """Peers on lines of one rate up and down, a queue before each, and loss on the way down."""
+    """Peers on lines of one rate up and down, a queue before each, and loss on the way down.
+
+    probe_s: how long a round may take, as far as peers know in the beginning.
+    """
 
     def __init__(
         self,
@@ -166,6 +173,7 @@ class Drivers:
         loss: float = 0.0,
         mb: float = 16.0,
         seed: int = 0,
+        probe_s: float = 5.0,
     ) -> None:
         self.loop = loop = Loop()
         rate = datagrams(mbit)
@@ -177,7 +185,7 @@ class Drivers:
             up = Line(loop, lambda _: rate, room, rtt_s / 2, seed=seed + 2 * i)
             down = Line(loop, lambda _: rate, room, rtt_s / 2, lambda _: loss, seed=seed + 2 * i + 1)
             LineLink(i, up, down, self.links, seed)
-        self._engines = [self._engine(i, averager) for i in range(n)]
+        self._engines = [self._engine(i, averager, probe_s) for i in range(n)]
         self._wake_s = [math.inf] * n
         self._values = [
             generator(seed, "values", i).standard_normal((self.chunks, fp32.elements)).astype(np.float32)
@@ -186,7 +194,7 @@ class Drivers:
         for i in range(n):
             self.links[i].wakes = lambda i=i: self._plan(i, self._tick_s(loop.now_s))
 
-    def _engine(self, me: int, averager: Averager) -> Engine:
+    def _engine(self, me: int, averager: Averager, probe_s: float) -> Engine:
         addresses = {peer: (HOST, peer) for peer in range(self.n)}
         node, link = Node(me, self.n, seed=0), self.links[me]
         engine = Engine(
@@ -194,7 +202,7 @@ class Drivers:
         )
         engine.inbox.clock_ns = engine.outbox.clock_ns = lambda: round(1e9 * self.loop.now_s)
         engine.framer.open(0, 0)
-        node.configure(0, Channel(averager, fp32, self.chunks, probe_s=5.0, rtt_s=0.01, reuse=True))
+        node.configure(0, Channel(averager, fp32, self.chunks, probe_s=probe_s, rtt_s=0.01, reuse=True))
         return engine
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Whole drivers over lines in virtual time: what repair costs, what a share that is enough saves, and how soon
-rounds are whole on lines of which nothing was known."""
+"""Whole drivers over lines in virtual time: what repair costs, what a share that is enough saves, and how
+soon rounds are whole on lines of which nothing was known."""
 
 from __future__ import annotations
 

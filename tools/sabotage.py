@@ -177,6 +177,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_world.py", "-k", "wait_for_each_other"),
     ),
     Sabotage(
+        "deadlines may be shorter than what lines carry takes",
+        "src/ragtag/protocols/channel/budgets.py",
+        "HEADROOM * (trip_s + line_s)",
+        "HEADROOM * trip_s",
+        ("tests/simulation/test_transport.py", "-k", "over_slow_lines"),
+    ),
+    Sabotage(
+        "the node is not told what rate control has found",
+        "src/ragtag/network/link/flow.py",
+        "if path.control.found else 0.0",
+        "if False else 0.0",
+        ("tests/network/test_drivers_on_lines.py", "-k", "found_what_the_lines_carry"),
+    ),
+    Sabotage(
         "a state is taken from any replica, also from one that is apart from most",
         "src/ragtag/training/state/keeper.py",
         "layout_hash(blob), blob, self._replica())",

@@ -18,7 +18,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
 from ragtag.core.seed import generator
-from ragtag.core.types import Average, Bytes, Measured, Outcome
+from ragtag.core.types import Average, Bytes, Outcome
 from ragtag.core.wire import DATAGRAM_BYTES, Identity, n_chunks
 from ragtag.network.driver.engine import Engine
 from ragtag.network.link.link import SLAB_ROWS, Failures, Received, TooLarge
@@ -69,6 +69,10 @@ class LineLink:
 
     def ready(self, address: Address) -> bool:
         """Always: nothing is encrypted."""
+        return True
+
+    def room(self, address: Address) -> bool:
+        """Always: a full queue drops what is last."""
         return True
 
     def send(self, rows: Bytes, address: Address, per: int = 1) -> int:
@@ -153,7 +157,10 @@ class Round:
 
 
 class Drivers:
-    """Peers on lines of one rate up and down, a queue before each, and loss on the way down."""
+    """Peers on lines of one rate up and down, a queue before each, and loss on the way down.
+
+    probe_s: how long a round may take, as far as peers know in the beginning.
+    """
 
     def __init__(
         self,
@@ -166,6 +173,7 @@ class Drivers:
         loss: float = 0.0,
         mb: float = 16.0,
         seed: int = 0,
+        probe_s: float = 5.0,
     ) -> None:
         self.loop = loop = Loop()
         rate = datagrams(mbit)
@@ -177,7 +185,7 @@ class Drivers:
             up = Line(loop, lambda _: rate, room, rtt_s / 2, seed=seed + 2 * i)
             down = Line(loop, lambda _: rate, room, rtt_s / 2, lambda _: loss, seed=seed + 2 * i + 1)
             LineLink(i, up, down, self.links, seed)
-        self._engines = [self._engine(i, averager) for i in range(n)]
+        self._engines = [self._engine(i, averager, probe_s) for i in range(n)]
         self._wake_s = [math.inf] * n
         self._values = [
             generator(seed, "values", i).standard_normal((self.chunks, fp32.elements)).astype(np.float32)
@@ -186,7 +194,7 @@ class Drivers:
         for i in range(n):
             self.links[i].wakes = lambda i=i: self._plan(i, self._tick_s(loop.now_s))
 
-    def _engine(self, me: int, averager: Averager) -> Engine:
+    def _engine(self, me: int, averager: Averager, probe_s: float) -> Engine:
         addresses = {peer: (HOST, peer) for peer in range(self.n)}
         node, link = Node(me, self.n, seed=0), self.links[me]
         engine = Engine(
@@ -194,7 +202,7 @@ class Drivers:
         )
         engine.inbox.clock_ns = engine.outbox.clock_ns = lambda: round(1e9 * self.loop.now_s)
         engine.framer.open(0, 0)
-        node.configure(0, Channel(averager, fp32, self.chunks, probe_s=5.0, rtt_s=0.01, reuse=True))
+        node.configure(0, Channel(averager, fp32, self.chunks, probe_s=probe_s, rtt_s=0.01, reuse=True))
         return engine
 
     def close(self) -> None:
@@ -233,9 +241,9 @@ class Drivers:
             future: Future[Outcome] = Future()
             futures.append(future)
             engine.promises.outcome(0, future)
-            for peer, flow in engine.flows.items():
-                if flow.path.srtt_s > 0:
-                    engine.step(began_s, Measured(peer, flow.path.rto_s, flow.path.min_rtt_s))
+            for flow in engine.flows.values():
+                if (measured := flow.measured) is not None:
+                    engine.step(began_s, measured)
             engine.step(began_s, Average(0, values, 1.0))
         for me in range(self.n):
             self._plan(me, began_s)

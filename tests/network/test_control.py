@@ -336,6 +336,7 @@ class Paced:
     def __init__(self, window: float = 1000.0, rate: float = np.inf) -> None:
         self.window, self.rate = window, rate
         self.fair, self.bandwidth, self.busy, self.train_s = 0.0, 0.0, 1, 1e-3
+        self.found = False
         self.left: list[tuple[float, int, int]] = []
         self.samples: list[Delivery] = []
 

@@ -1,8 +1,9 @@
-"""Whole drivers over lines in virtual time: what repair costs, and what a share that is enough saves."""
+"""Whole drivers over lines in virtual time: what repair costs, what a share that is enough saves, and how
+soon rounds are whole on lines of which nothing was known."""
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import mean, median
 
 import pytest
 
@@ -30,3 +31,19 @@ def test_repair_costs_little_and_less_where_a_share_is_enough() -> None:
     assert averaged >= 0.98 and 0.96 <= heard < 1.0
     print(plain, part, whole)
     assert part < whole < 1.35 * plain
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_rounds_are_whole_once_rate_control_has_found_what_the_lines_carry(n: int) -> None:
+    """Peers that were alone take a round for one of milliseconds. On these lines it takes hundreds of them.
+
+    Their deadlines cut all messages off, so hardly a round was over in time, to learn from. After fourteen
+    rounds a quarter of what four peers gave was averaged, which is each peer's own.
+    """
+    drivers = Drivers(RPS(), n, mbit=20.0, queue_ms=100.0, rtt_s=1e-3, mb=0.5, probe_s=0.002)
+    rounds = [drivers.average() for _ in range(9)]
+    drivers.close()
+    assert rounds[0].averaged < 0.6  # as nothing is known
+    late = rounds[5:]
+    assert mean(one.averaged for one in late) > 0.9 and mean(one.heard for one in late) > 0.9
+    assert max(one.s for one in late) < 2.5 * rounds[0].limit_s  # no peer waits in vain

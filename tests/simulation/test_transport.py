@@ -12,7 +12,7 @@ from torch import nn
 import ragtag
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OwnLine, Partition, Slow, Window
-from ragtag.core.schema import SchemaMismatch
+from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Outcome
 from ragtag.protocols.channel.averager import Averager, Channel
 from ragtag.protocols.rounds.allreduce import direct
@@ -233,3 +233,31 @@ def test_a_peer_across_a_long_line_is_in_rounds_again_after_a_cut(method: Averag
         assert not any(whole for at_s, whole in seen if 1.3 < at_s < 1.9)
         # what begins last may be without one that has ended
         assert np.mean([whole for at_s, whole in seen if 3.0 < at_s < 3.9]) > 0.95
+
+
+@pytest.mark.parametrize("latency_s", [1e-4, 0.05])
+def test_peers_that_come_one_after_the_other_over_slow_lines_average_all_together(latency_s: float) -> None:
+    """The first one's rounds are over at once, and a round of four takes .6 s of the lines.
+
+    By what its own rounds had taken each peer went on before another's copies could come, and none was in
+    any average of the others in the seconds after.
+    """
+    lines = Faults(latency_s=latency_s, rate_bytes_per_s=2.5e6)
+    comes = {1: 0.5, 2: 0.6, 3: 1.0}
+    crew = SimulatedCrew(4, lines, seed=3, cost=ComputeCost(0.005, sigma=0.1), check=True, comes=comes)
+    schema = Schema((TensorSpec("values", (250_000,), "float32"),), fp32.name, rps.name)
+
+    def body(peer: SimulatedTransport) -> list[float]:
+        peer.configure(1, schema, rps, fp32)
+        if peer.late:
+            peer.take_part(1, -1)
+        values, whole = np.zeros((schema.n_chunks(fp32.elements), fp32.elements), np.float32), list[float]()
+        while peer.now_s() < 6.0:
+            peer.compute()
+            outcome = peer.start(1, values, 1.0).wait()
+            if peer.now_s() > 3.5:
+                whole.append(float(np.mean(outcome.heard == 0b1111)))
+        return whole
+
+    for whole in crew.run(body):
+        assert whole is not None and len(whole) >= 2 and np.mean(whole) > 0.9, whole

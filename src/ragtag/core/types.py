@@ -266,11 +266,13 @@ class Measured:
     """The round-trip time to a peer, with its margin (RFC 6298's retransmission timeout), as measured.
 
     shortest_s: the shortest one that was seen: no answer comes sooner. 0: not known.
+    rate_bytes_per_s: what the way there delivers, beside what this peer sends to others; 0: not known.
     """
 
     peer: PeerId
     rtt_s: float
     shortest_s: float = 0.0
+    rate_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,8 @@ class Node:
         if isinstance(event, Measured):
             self.crew.rtt_s[event.peer] = event.rtt_s
             self.crew.shortest_s[event.peer] = event.shortest_s
+            if event.rate_bytes_per_s > 0:
+                self.crew.rate_bytes_per_s[event.peer] = event.rate_bytes_per_s
             return self.board.step(now_s, event)
         if isinstance(event, Joined):
             if event.peer >= self.room:
@@ -309,5 +311,6 @@ class Node:
         self._presence.leave(event.peer)
         self.crew.rtt_s.pop(event.peer, None)
         self.crew.shortest_s.pop(event.peer, None)
+        self.crew.rate_bytes_per_s.pop(event.peer, None)
         effects: list[Effect] = [Noted("left", event.peer), *self.board.step(now_s, event)]
         return effects + self._tell_channels(now_s, event) + self._meetings.tell(now_s, event)

@@ -288,6 +288,11 @@ class Bbr:
         return sample.rtt_s is not None and self._queued_s <= _EMPTY_S <= self._deepest_s / _DEEP
 
     @property
+    def found(self) -> bool:
+        """Whether the path was once as full as it gets, at the end of the startup."""
+        return self._filled
+
+    @property
     def kept_s(self) -> float:
         """How long busy ends keep a datagram or its answer, in three rounds of four."""
         return sorted(self._kept_s)[3 * _KEPT_ROUNDS // 4]

@@ -68,6 +68,10 @@ class Controller(Protocol):
         """Datagrams a second that the path delivers, as far as is known; 0: not known."""
 
     @property
+    def found(self) -> bool:
+        """Whether the path was sent as much as it takes. Before, it may deliver more than ``bandwidth``."""
+
+    @property
     def train_s(self) -> float:
         """How long what leaves at once takes at this path's rate."""
 

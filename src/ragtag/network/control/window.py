@@ -41,6 +41,7 @@ class LossWindow:
     train_s: float = QUANTUM_S
     fair: float = 0.0
     bandwidth: float = 0.0
+    found: bool = False
     _passed: int = 0  # since the last look
     _delivered: int = 0
     _peak: int = 0
@@ -120,6 +121,7 @@ class OverStream:
     train_s: float = QUANTUM_S
     fair: float = 0.0
     bandwidth: float = 0.0
+    found: bool = False
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """Do nothing: TCP counts what is under way."""
@@ -129,3 +131,4 @@ class OverStream:
         self.window = WINDOW_MAX
         if sample.rate is not None and (sample.rate > self.bandwidth or not sample.app_limited):
             self.bandwidth = sample.rate
+            self.found |= not sample.app_limited

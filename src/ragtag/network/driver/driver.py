@@ -17,7 +17,6 @@ from ragtag.core.recording import Recording
 from ragtag.core.types import (
     Average,
     Left,
-    Measured,
     Met,
     Noted,
     Offer,
@@ -223,9 +222,8 @@ class Driver:
     def tell_measurements(self, now_s: float) -> None:
         """Tell the node how far away the peers are, in the driver's own thread: before rounds begin."""
         for peer, flow in self.engine.flows.items():
-            if flow.path.srtt_s > 0 and peer not in self.node.gone:
-                shortest_s = flow.path.min_rtt_s if flow.path.min_rtt_s < math.inf else 0.0
-                self.engine.step(now_s, Measured(peer, flow.path.rto_s, shortest_s))
+            if peer not in self.node.gone and (measured := flow.measured) is not None:
+                self.engine.step(now_s, measured)
 
     def configure(self, number: int, channel: Channel, schema: int) -> Future[None]:
         """Open a channel whose datagrams carry the hash ``schema``. The future fails where it cannot open."""

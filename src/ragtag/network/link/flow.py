@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.core.address import Address
-from ragtag.core.types import Bools, MessageKey, PeerId, Run
+from ragtag.core.types import Bools, Measured, MessageKey, PeerId, Run
+from ragtag.core.wire import DATAGRAM_BYTES
 from ragtag.network.control.path import Path
 
 QUEUE_MAX = 4096
@@ -213,6 +215,16 @@ class Flow:
         self.held: Hold | None = None
         self.held_s: dict[Hold, float] = {}
         self._asked = 0
+
+    @property
+    def measured(self) -> Measured | None:
+        """What is known of the way to the peer; ``None``: it has answered nothing yet."""
+        path = self.path
+        if path.srtt_s <= 0:
+            return None
+        shortest_s = path.min_rtt_s if path.min_rtt_s < math.inf else 0.0
+        rate = path.control.bandwidth * DATAGRAM_BYTES if path.control.found else 0.0
+        return Measured(self.peer, path.rto_s, shortest_s, rate)
 
     def hear(self, now_s: float) -> None:
         """Something came from this peer. If requests had become rare, the next one leaves at once."""

@@ -36,7 +36,7 @@ from ragtag.core.types import (
     Send,
     Visits,
 )
-from ragtag.core.wire import CHUNK_BYTES
+from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import HEADROOM, Budgets
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
@@ -152,7 +152,7 @@ class Rounds:
 
     def budgets_s(self) -> tuple[float, float]:
         """How long the next round may scatter, and gather."""
-        return self.budgets.next_s(self._crew.rtt_s.values(), self._crew.trip_s)
+        return self.budgets.next_s(self._crew.rtt_s.values(), self._crew.trip_s, self._line_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event. Runs that arrive belong to one round, or all ask whether this peer is there."""
@@ -275,7 +275,7 @@ class Rounds:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
         scatter_s, gather_s = self.budgets.begin(
-            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s, self._owns
+            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s, self._line_s, self._owns
         )
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
@@ -327,6 +327,16 @@ class Rounds:
         """A round's shares, by peer; empty: all own as much."""
         averager, assisted = self._channel.averager, self._channel.assisted
         return self._crew.shares(self._number, number, averager.planned, assisted) if averager.cuts else ()
+
+    @property
+    def _line_s(self) -> float:
+        """How long this peer's part of a stage takes: one block to each other peer. Rows may be few, and
+        blocks of planned shares are of other sizes.
+        """
+        channel, owners = self._channel, self._crew.owning(self._channel.assisted)
+        if channel.averager.gathers or self._planned:
+            return 0.0
+        return self._crew.line_s(channel.n_chunks * DATAGRAM_BYTES / len(owners))
 
     @property
     def _owns(self) -> bool:

@@ -43,7 +43,9 @@ class Budgets:
         """How long before the newest round the one before it began."""
         self._computed_s: deque[float] = deque(maxlen=APART_WINDOW)
 
-    def next_s(self, rtts_s: Iterable[float], trip_s: float = 0.0) -> tuple[float, float]:
+    def next_s(
+        self, rtts_s: Iterable[float], trip_s: float = 0.0, line_s: float = 0.0
+    ) -> tuple[float, float]:
         """How long the next round may scatter, and gather.
 
         Neither is shorter than a round trip as measured now: that would cut off what has been sent. Of the
@@ -51,10 +53,15 @@ class Budgets:
         not for as long as its answer takes on an idle line, is to wait in vain: one that begins a round as it
         hears of it would never be in time again, once the others have learned to do without it.
 
+        The same holds for what the lines carry. A peer that was alone has measured nothing, and a crew that
+        grew has measured less: what others send then takes as long as what this peer sends itself.
+
         trip_s: the shortest round trip to the farthest of the peers that are waited for.
+        line_s: how long this peer's own part of a stage takes, at the rates that its ways deliver.
         """
         ranked = sorted(rtts_s)
-        floor_s = max(self._channel.floor_s, ranked[len(ranked) // 2] if ranked else 0.0, HEADROOM * trip_s)
+        usual_s = ranked[len(ranked) // 2] if ranked else 0.0
+        floor_s = max(self._channel.floor_s, usual_s, HEADROOM * (trip_s + line_s))
         self.scatter.floor_s = self.gather.floor_s = floor_s
         patience = self._channel.averager.patience
         return self.scatter.budget_s(patience), self.gather.budget_s(patience)
@@ -67,6 +74,7 @@ class Budgets:
         deadline_s: float | None,
         rtts_s: Iterable[float],
         trip_s: float = 0.0,
+        line_s: float = 0.0,
         owns: bool = True,
     ) -> tuple[float, float]:
         """A round begins: how long it may scatter, and gather.
@@ -82,7 +90,7 @@ class Budgets:
         for late_s in self._late_s.values():
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
-        scatter_s, gather_s = self.next_s(rtts_s, trip_s)
+        scatter_s, gather_s = self.next_s(rtts_s, trip_s, line_s)
         if not owns:
             scatter_s = 0.0
         if first:

@@ -204,6 +204,7 @@ class Crew:
     founded: how many it had when it began, the same on all peers.
     role: this peer's own.
     rtt_s, shortest_s: measured round trips, by peer: usual ones with a margin, and the shortest.
+    rate_bytes_per_s: what the ways there deliver, of those where that was measured.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
     plans: who owns which share of a channel, where that was planned.
     """
@@ -219,6 +220,7 @@ class Crew:
         self.presence = Presence(me, n)
         self.rtt_s: dict[PeerId, float] = {}
         self.shortest_s: dict[PeerId, float] = {}
+        self.rate_bytes_per_s: dict[PeerId, float] = {}
         self.computed_s: dict[int, float] = {}
         self.plans = Plans()
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
@@ -267,6 +269,16 @@ class Crew:
     def trip_s(self) -> float:
         """The shortest round trip to the farthest of the peers that a round waits for; 0: none is known."""
         return max((self.shortest_s.get(peer, 0.0) for peer in self.presence.waiting), default=0.0)
+
+    def line_s(self, n_bytes: float) -> float:
+        """How long it takes to send ``n_bytes`` to each peer that a round waits for, by what the ways there
+        deliver; 0: it is known of none.
+
+        One peer's ways mostly share its uplink, so what they deliver is added up. Where each was measured
+        alone that is too much, and the time too short.
+        """
+        rates = [rate for peer, rate in self.rate_bytes_per_s.items() if peer in self.presence.waiting]
+        return n_bytes * len(rates) / sum(rates) if rates else 0.0
 
     def shares(self, channel: int, round_: int, planned: bool, assisted: bool) -> tuple[int, ...]:
         """The shares of a round, by peer; empty: all own as much.

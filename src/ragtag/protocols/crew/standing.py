@@ -98,12 +98,15 @@ class Standing:
         So it is as long as one has not acknowledged this peer's word, is not behind, or has the state of a
         later round. Of those that have none yet, the one with the lowest number is taken to be ahead.
         """
+        living = self._living()
+        if not living:
+            return False
         me, notices = self._board.me, self._board.notices(TOPIC)
         mine = notices.posts.get(me)
         if channel not in self._behind or mine is None or mine.blob != encode(self._behind):
             return True  # the others cannot know yet
         own = self._behind[channel]
-        for peer in self._living():
+        for peer in living:
             if notices.reached.get(peer, 0) < mine.number:
                 return True
             told = decode(notices.posts[peer].blob) if peer in notices.posts else {}
@@ -119,7 +122,7 @@ class Standing:
 
     def more(self, channel: int) -> bool:
         """Whether a peer that lives may begin another round of a channel, from a newer state."""
-        return bool(self._living()) and self.ahead(channel) and not self.over(channel)
+        return self.ahead(channel) and not self.over(channel)
 
 
 def encode(behind: dict[int, int]) -> bytes:

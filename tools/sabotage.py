@@ -49,6 +49,8 @@ class Sabotage:
     tests: tuple[str, ...]
 
 
+AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
+RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
 CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
 PRESENCE = "src/ragtag/protocols/channel/presence.py"
 COUNTS = ("tests/recipes/test_grouping.py", "-k", "counts_by_its_samples or parabola")
@@ -99,6 +101,41 @@ WAITED_FOR = ("tests/protocols/test_progress.py",)
 FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
 
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "end: a peer that comes then waits for a round",
+        "src/ragtag/protocols/crew/standing.py",
+        "return bool(rest) and rest <= self._board.notices(END).posts.keys()",
+        "return False",
+        AT_THE_END,
+    ),
+    Sabotage(
+        "end: a state is given after rounds only",
+        "src/ragtag/training/state/keeper.py",
+        "            self._shelf.ended = True\n",
+        "",
+        AT_THE_END,
+    ),
+    Sabotage(
+        "restarts: one that comes too late has failed",
+        "src/ragtag/app/launch/loop.py",
+        "(self._ending is not None or peer.number in self._too_late) and status",
+        "self._ending is not None and status",
+        RESTARTED,
+    ),
+    Sabotage(
+        "restarts: one is started again when the training is over",
+        "src/ragtag/app/launch/loop.py",
+        "over = self._ending is not None or self._is_over(lost=peer.number)",
+        "over = self._ending is not None",
+        RESTARTED,
+    ),
+    Sabotage(
+        "named tensors: finite in float64 will do",
+        "src/ragtag/training/named.py",
+        "if not np.isfinite(_plain(value)).all():",
+        "if not torch.isfinite(value).all():",
+        ("tests/training/test_named.py", "-k", "given_wrongly"),
+    ),
     Sabotage(
         "tcp: only where a relay would do",
         RELAYS,

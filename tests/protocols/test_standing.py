@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragtag.core.types import Post
 from ragtag.protocols.crew.board import Notices
-from ragtag.protocols.crew.standing import NO_STATE, Standing, decode, encode
+from ragtag.protocols.crew.standing import END, NO_STATE, Standing, decode, encode
 from tests.protocols.hall import Hall
 
 CHANNEL = 5
@@ -136,3 +136,23 @@ def test_there_is_room_for_so_many_channels_in_a_post() -> None:
     assert not peer.ahead(63)
     with pytest.raises(ValueError, match="at most 64"):
         peer.behind(64, 0)
+
+
+def test_no_round_is_to_come_once_all_that_are_not_behind_are_at_their_end() -> None:
+    hall = Hall(4)
+    peers = standings(hall)
+    for late in (2, 3):
+        peers[late].behind(CHANNEL, NO_STATE)
+    for peer in (0, 1):
+        assert peers[2].more(CHANNEL) and not peers[2].over(CHANNEL)
+        Place(hall, peer).post_soon(END, b"")
+        hall.run(10.0 * (1 + peer))
+    assert peers[2].over(CHANNEL) and not peers[2].more(CHANNEL) and peers[2].ahead(CHANNEL)
+
+
+def test_nobody_is_ahead_of_one_that_is_left_alone_whatever_has_been_told() -> None:
+    hall = Hall(2)
+    peers = standings(hall)
+    assert peers[0].ahead(CHANNEL)
+    hall.leave(1)
+    assert not peers[0].ahead(CHANNEL) and not peers[0].over(CHANNEL)

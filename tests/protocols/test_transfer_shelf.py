@@ -41,6 +41,20 @@ def test_what_nobody_wants_any_more_is_not_kept() -> None:
     assert shelf.n_snapshots == 0
 
 
+def test_after_the_last_round_its_snapshot_is_for_all_whatever_they_asked_for() -> None:
+    shelf = Shelf(nullcontext())
+    shelf.ask("ann", 3)
+    put(shelf, 3)
+    shelf.wanted(7)
+    shelf.ask("bob", 9)
+    assert not shelf.wanted(7)
+    shelf.ended = True
+    assert shelf.wanted(7) and put(shelf, 7, b"last")
+    bob, later = shelf.given("bob"), shelf.ask("cleo", 12)
+    assert bob is later is not None and bob.offer.round == 7
+    assert not shelf.wanted(7), "nobody waits any more"
+
+
 def test_asking_costs_the_trainer_less_than_a_microsecond() -> None:
     shelf = Shelf(nullcontext())
     assert min(timeit.repeat(lambda: shelf.wanted(7), number=10_000, repeat=20)) / 10_000 < 1e-6

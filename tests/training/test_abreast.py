@@ -13,6 +13,7 @@ from torch import nn
 from ragtag.core.faults import Crash, Faults, Freeze, Partition, Window
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Outer
+from ragtag.protocols.crew.standing import END
 from ragtag.schedules import Average, Compute, Decision, Progress, Skip
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
@@ -250,6 +251,48 @@ def test_where_all_others_are_gone_it_goes_on_from_its_own_state() -> None:
     found = train(faults={"freezes": (AWAY,), "crashes": crashes}, rounds=80)
     assert found.ended == [None, None, 80]
     assert "state" not in found.said(2)
+
+
+@pytest.mark.parametrize("options", [GRADIENTS, {"every": 2}], ids=["gradients", "models"])
+def test_one_that_comes_when_the_others_are_at_their_end_has_what_they_end_with(
+    options: dict[str, Any],
+) -> None:
+    """It waited for a round until they had left, and ended with its own weights."""
+    ends: dict[int, torch.Tensor] = {}
+    took_s: list[float] = []
+
+    def body(peer: SimulatedTransport) -> None:
+        torch.manual_seed(7 if peer.late else 0)
+        model = nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        keeper = StateKeeper(peer.me, 3, lambda note: None)
+        keeper.serve(peer.shelf)
+        abreast = Abreast(keeper, peer, peer)
+        began_s = peer.now_s()
+        hooks: dict[str, Any] = {"on_ready": abreast.begin, "on_outcome": abreast.averaged}
+        optimizer = CrewOptimizer(sgd, peer, model=model, **hooks, **options)
+        if peer.late:
+            if optimizer._averaged.arrive is not None:
+                optimizer._averaged.arrive()
+            took_s.append(peer.now_s() - began_s)
+        else:
+            for _ in range(20):
+                peer.compute()
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).square().mean().backward()
+                optimizer.step()
+        slots = [sgd.state[p]["momentum_buffer"] for p in model.parameters() if p in sgd.state]
+        ends[peer.me] = torch.cat([t.detach().reshape(-1) for t in (*model.parameters(), *slots)])
+        peer.post_soon(END, b"")
+        while peer.notices(END).posts.keys() < {0, 1, 2}:
+            assert peer.now_s() < 10.0, "the newcomer has not come to its end"
+            keeper.offer_last()
+            peer.pause(0.01)
+
+    cost = ComputeCost(STEP_S)
+    SimulatedCrew(3, Faults(latency_s=0.001, rate_bytes_per_s=1e8), 3, cost=cost, comes={2: 2.0}).run(body)
+    assert len(ends[2]) == 8 and torch.equal(ends[2], ends[0])
+    assert took_s[0] < 1.0
 
 
 def test_peers_that_come_later_have_the_last_numbers() -> None:

@@ -294,6 +294,7 @@ def test_a_peer_with_other_names_is_told_which() -> None:
         ({"computed": {str(i): (1,) for i in range(2000)}}, "2000 computed tensors; at most"),
         ({"computed": {"": (1,)}}, "1 to 512 characters"),
         ({"averaged": {"a": (1,)}, "method": "moshpit"}, "all at once"),
+        ({"averaged": {"a": (1,)}, "codec": "fp8"}, "codec is 'fp8'; it is one of"),
     ],
     ids=str,
 )
@@ -308,7 +309,8 @@ def test_what_is_given_wrongly_is_refused() -> None:
     for asked, says in (
         (lambda: tensors.average({"a": two}), "'b' of 't' is missing"),
         (lambda: tensors.average({"a": two, "b": two}), r"'b' of 't' is \(2,\)"),
-        (lambda: tensors.average({"a": two, "b": one}, weight=math.nan), "weight is nan"),
+        (lambda: tensors.average({"a": two, "b": one}, weight=math.nan), "weight of this peer is nan"),
+        (lambda: tensors.average({"a": two, "b": one}, weight=1e30), "use a larger unit"),
         (lambda: tensors.publish({"a": two}), "no tensor 'a' of that kind"),
         (lambda: tensors.publish({"m": torch.ones(3, dtype=torch.int64)}), "int64; give floats"),
         (lambda: tensors.newest("a"), "no computed tensor 'a'"),
@@ -318,5 +320,17 @@ def test_what_is_given_wrongly_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             asked()
-    with pytest.raises(ragtag.NotFinite, match="'m' of 't'"):
-        tensors.publish({"m": torch.tensor([1.0, math.nan, 0.0])})
+    makers: Any = {"m": lambda: torch.ones(3)}
+    for wrong, says in (
+        (lambda: tensors.publish(makers), "'m' of 't' is a function; give a dense tensor of shape"),
+        (lambda: tensors.publish({"m": torch.ones(3).to_sparse()}), "'m' of 't' is torch.sparse_coo"),
+        (lambda: tensors.average(two), "values of 't' are a Tensor"),  # type: ignore[arg-type]
+        (lambda: NamedTensors(SoloTransport(1), "t", computed=makers), "'m' has as its shape a function"),
+        (lambda: NamedTensors(SoloTransport(1), "t", computed=["m"]), "named tensors are a list"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=says):
+            wrong()
+    for bad in (torch.tensor([1.0, math.nan, 0.0]), torch.tensor([1.0, 1e300, 0.0], dtype=torch.float64)):
+        with pytest.raises(ragtag.NotFinite, match="'m' of 't'"):
+            tensors.publish({"m": bad})
+    assert tensors.newest("m") is None, "nothing was published"

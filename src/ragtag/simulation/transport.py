@@ -692,10 +692,10 @@ class SimulatedTransport(Posting):
 
     def await_newer(self, channel: int, at_most_s: float) -> bool:
         """Wait until others have begun a round of a channel that this peer has not. ``False``: nothing was
-        heard of one in time, or this peer is behind (``standing``) and nobody is ahead of it.
+        heard of one in time, or nobody is to begin one (``standing.more``).
         """
         until_s = self.now_s() + at_most_s
-        while self.now_s() < until_s and self.standing.ahead(channel):
+        while self.now_s() < until_s and self.standing.more(channel):
             look_s = min(until_s, self.now_s() + _AHEAD_LOOK_S)
             what = f"for a newer round of channel {channel}"
             if self.crew.until(self.me, what, lambda: self._node.newer(channel), look_s):
@@ -708,7 +708,7 @@ class SimulatedTransport(Posting):
 
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
-        this peer is behind and nobody is ahead. round_: the last one whose result it has (-1: none).
+        nobody is to begin anything newer. round_: the last one whose result it has (-1: none).
         """
         opening = self._openings[channel]
         event: ChannelEvent | None = StateHere(round_)
@@ -722,8 +722,8 @@ class SimulatedTransport(Posting):
                         self.crew.takes_part(self.me)
                 elif isinstance(effect, Arm):
                     newer = self.await_newer(channel, effect.at_s - self.now_s())
-                    ahead = self.standing.ahead(channel)
-                    event = Newer() if newer else Expired(effect.timer) if ahead else Nobody()
+                    more = self.standing.more(channel)
+                    event = Newer() if newer else Expired(effect.timer) if more else Nobody()
 
     # -- Named tensors
 

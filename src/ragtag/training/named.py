@@ -33,17 +33,18 @@ import numpy as np
 import torch
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DENSE, DenseName, fp32
+from ragtag.codecs.dense import DenseName
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import Bytes, Floats, Outcome, PeerId, Publish, Version
 from ragtag.core.wire import n_chunks, name_hash
 from ragtag.protocols.channel.averager import Averager
-from ragtag.protocols.channel.averagers import averager_named
 from ragtag.protocols.publish.assignment import OwnerPair, assigned
 from ragtag.protocols.publish.channel import NONE, TENSORS_MAX, Held, Publisher, digest_of, published
 from ragtag.protocols.rounds.rps import RPS
+from ragtag.training.exchange.asked import averaging_of, codec_of
+from ragtag.training.tensors.finite import require_weight
 from ragtag.training.transport import Pending, PublishingTransport
 
 BYTES_MAX = 1 << 30
@@ -168,7 +169,7 @@ class NamedTensors:
         self._name, self._transport = name, transport
         self._averaged, self._computed = _forms(averaged or {}), _forms(computed or {})
         _require_forms(self._averaged, self._computed)
-        self._codec = DENSE[codec] if isinstance(codec, str) else codec or fp32
+        self._codec = codec_of(codec)
         self._seed = seed ^ name_hash(name)
         self._founded = transport.n if founded is None else founded
         self._away, self._on_outcome, self._on_publish = away, on_outcome, on_publish
@@ -212,15 +213,16 @@ class NamedTensors:
         weight: how much they count (samples).
 
         The round before is waited for, if nobody has. A peer that is on its way into the crew averages with
-        nobody.
+        nobody. Values that are not finite count for nothing, and so does what shares a chunk with them.
 
-        Raises ValueError: names or shapes are not those that were given, or the weight is below 0.
+        Raises:
+            TypeError: a value is no tensor.
+            ValueError: names or shapes are not those that were given, or the weight is below 0 or too large.
         """
         if not self._averaged:
             raise ValueError(f"{self._name!r} averages nothing: give crew.tensors averaged={{name: shape}}")
         self._require(values, self._averaged, all_of_them=True)
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight is {weight}; give a number of 0 or more")
+        weight = require_weight(weight)
         if self._pending is not None:
             self._pending.result()
         table = self._table(values)
@@ -228,7 +230,7 @@ class NamedTensors:
             alone = {name: Share(1.0, 0.0) for name in self._averaged}
             mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
-        pending = self._transport.start(self._channel, table, float(weight))
+        pending = self._transport.start(self._channel, table, weight)
         made = self._pending = Averaging(lambda: self._end(pending))
         return made
 
@@ -322,12 +324,13 @@ class NamedTensors:
         publishes gives way to what the owner publishes in the same round.
 
         Raises:
+            TypeError: a value is no tensor.
             ValueError: a name or shape is not one that was given.
-            ragtag.NotFinite: a value is NaN or infinite; nothing is published.
+            ragtag.NotFinite: a value is NaN or infinite, or too large for float32; nothing is published.
         """
         self._require(values, self._computed, all_of_them=False)
         for name, value in values.items():
-            if not torch.isfinite(value).all():
+            if not np.isfinite(_plain(value)).all():
                 raise NotFinite(
                     f"{name!r} of {self._name!r} has values that are not finite; it is not published"
                 )
@@ -452,6 +455,8 @@ class NamedTensors:
     def _require(
         self, values: Mapping[str, torch.Tensor], forms: Mapping[str, _Form], *, all_of_them: bool
     ) -> None:
+        if not isinstance(values, Mapping):
+            raise TypeError(f"values of {self._name!r} are a {type(values).__name__}; give {{name: tensor}}")
         odd = [name for name in values if name not in forms]
         if odd:
             raise ValueError(
@@ -464,6 +469,11 @@ class NamedTensors:
                 "at another pace belongs to another crew.tensors"
             )
         for name, value in values.items():
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                found = value.layout if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+                raise TypeError(
+                    f"{name!r} of {self._name!r} is {found}; give a dense tensor of shape {forms[name].shape}"
+                )
             if tuple(value.shape) != forms[name].shape or not value.is_floating_point():
                 kind = f"{tuple(value.shape)} {value.dtype}"
                 raise ValueError(
@@ -482,8 +492,14 @@ class _Form:
 
 
 def _forms(shapes: Mapping[str, Shape]) -> dict[str, _Form]:
+    if not isinstance(shapes, Mapping):
+        raise TypeError(f"named tensors are a {type(shapes).__name__}; give {{name: shape}}")
     forms = {}
     for name, shape in shapes.items():
+        if not isinstance(shape, torch.Tensor | Sequence):
+            raise TypeError(
+                f"{name!r} has as its shape a {type(shape).__name__}; give a tuple, or an example"
+            )
         example = isinstance(shape, torch.Tensor)
         device = shape.device if isinstance(shape, torch.Tensor) else torch.device("cpu")
         sizes = tuple(shape.shape) if example else tuple(shape)  # type: ignore[union-attr]
@@ -510,7 +526,7 @@ def _require_forms(averaged: Mapping[str, _Form], computed: Mapping[str, _Form])
 
 
 def _averager(method: Averager | str | None) -> Averager:
-    averager = RPS() if method is None else averager_named(method) if isinstance(method, str) else method
+    averager = averaging_of(method, None)[0] or RPS()
     if averager.kind != "at once" or averager.gathers:
         raise ValueError(f"named tensors are averaged by all at once; {averager!r} is not")
     return averager

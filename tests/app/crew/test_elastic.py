@@ -105,6 +105,49 @@ def test_one_that_was_killed_is_declared_and_the_next_newcomer_has_its_seat(plac
     assert joined.code() == 0, joined.text
 
 
+ENDS = """
+import os, time
+import torch, ragtag
+torch.set_num_threads(1)
+late, came = "LATE" in os.environ, os.environ["STOP"] + ".came"
+with ragtag.join(deadline_s=60.0) as crew:
+    torch.manual_seed(late)
+    model = torch.nn.Linear(4, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if late:
+        open(came, "w").close()
+    optimizer = crew.optimizer(sgd, model=model, **OPTIONS)
+    for epoch in crew.epochs(1):
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+        print("trained", flush=True)
+        while crew.rank == 1 and not os.path.exists(came):
+            time.sleep(0.01)
+    slots = [float(slot["momentum_buffer"].sum()) for slot in optimizer.state.values()]
+    print("ends", crew.finish().digest, crew.step, len(slots), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ['{"average": "gradients"}', '{"every": 2}'], ids=["gradients", "models"])
+def test_who_comes_when_the_crew_is_at_its_end_ends_with_its_model(place: Place, options: str) -> None:
+    """It was given no state and waited for a round until all had left: it ended with its own weights."""
+    (place.folder / "train.py").write_text(ENDS.replace("OPTIONS", options))
+    crew = place.command("crew", "run", "-n", "2", "-o", str(place.run), "train.py")
+    for peer in (0, 1):
+        crew.says("trained", peer)
+    joined = place.join(str(place.run), LATE="yes")
+    assert (joined.code(), crew.code()) == (0, 0), joined.text + crew.text
+    ends = [
+        line.split() for c, p in ((crew, 0), (crew, 1), (joined, 0)) for line in c.lines(p) if "ends" in line
+    ]
+    assert [len(end) for end in ends] == [4] * 3 and len({end[1] for end in ends}) == 1, joined.text
+    assert all(end[3] == "2" for end in ends), "with the optimizer's state"
+    assert "trained" not in joined.text
+
+
 @pytest.mark.slow
 def test_the_first_to_join_begins_a_crew_and_a_second_joins_it(place: Place) -> None:
     token = new_invitation("127.0.0.1", "otters").text

@@ -246,17 +246,22 @@ def test_on_error_stop_ends_the_others_of_a_lost_peer_and_the_run_has_failed(scr
 
 
 AGAIN = """
+import contextlib
 from pathlib import Path
 place = {name: os.environ.get("RAGTAG_" + name) for name in ("TOKEN", "MEMBERS", "NAME")}
 print("newcomer" if place["TOKEN"] else "founder", place["NAME"], flush=True)
 lives = Path(sys.argv[0]).with_name(f"lives-{me}")
 life = len(lives.read_text()) + 1 if lives.exists() else 1
+def wait_for(peer, lives):
+    file, until = Path(sys.argv[0]).with_name(f"lives-{peer}"), time.monotonic() + 20
+    while (not file.exists() or len(file.read_text()) < lives) and time.monotonic() < until:
+        time.sleep(0.01)
 lives.write_text("x" * life)
 """
 
 
 def test_a_lost_peer_is_started_again_as_a_newcomer_so_many_times_in_all(script: Path) -> None:
-    text = AGAIN + "average()\nif me == 1: os.kill(os.getpid(), 9)"
+    text = AGAIN + "average()\nif me == 1: os.kill(os.getpid(), 9)\nwait_for(1, 3)"
     result, events = run(script, text, 2, restarts=2)
     assert lines(events, 0) == ["founder None"]
     assert lines(events, 1) == ["founder None", "newcomer peer-1-2", "newcomer peer-1-3"]
@@ -267,7 +272,7 @@ def test_a_lost_peer_is_started_again_as_a_newcomer_so_many_times_in_all(script:
 
 
 def test_a_peer_that_a_fault_kills_is_started_again_too_and_may_finish(script: Path) -> None:
-    text = AGAIN + "average()\nif me == 1 and life == 1: time.sleep(60)"
+    text = AGAIN + "average()\nif me == 1 and life == 1: time.sleep(60)\nif me == 0: wait_for(1, 2)"
     result, _ = run(script, text, 2, restarts=1, faults=parse_faults("kill=1@0"))
     assert (result.restarts, result.finished, result.exit_code) == (1, (0, 1), 0)
 
@@ -282,6 +287,43 @@ def test_a_peer_that_is_lost_before_it_joined_takes_its_first_place_again(script
 def test_a_peer_alone_is_started_again_in_its_place(script: Path) -> None:
     result, events = run(script, AGAIN + "average()\nif life == 1: os.kill(os.getpid(), 9)", 1, restarts=1)
     assert (lines(events, 0), result.finished) == (["founder None"] * 2, (0,))
+
+
+def test_once_the_others_have_finished_one_that_comes_too_late_is_ended_and_no_failure(script: Path) -> None:
+    """It waited for members that had left, and failed: so did the run, although the training was done."""
+    text = (
+        AGAIN + "if life == 2: time.sleep(60)\naverage()\nif me == 1: os.kill(os.getpid(), 9)\nwait_for(1, 2)"
+    )
+    result, events = run(script, text, 2, restarts=1)
+    late = "the training is over: peer 1, started again, came too late and is ended"
+    assert late in [e.text for e in events if isinstance(e, Remark)]
+    assert (result.finished, result.failed, result.exit_code) == ((0,), (), 0)
+    assert (result.ends[1].by, result.ends[1].status) == ("launcher", -15) and result.wall_s < 30
+
+
+def test_once_the_others_have_finished_nobody_is_started_again(script: Path) -> None:
+    """It began the crew anew, alone."""
+    text = (
+        AGAIN
+        + """
+average()
+pid = Path(sys.argv[0]).with_name("pid")
+if me == 0:
+    pid.write_text(f"{os.getpid()} .")
+else:
+    until = time.monotonic() + 20
+    while not (pid.exists() and pid.read_text().endswith(".")) and time.monotonic() < until:
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):  # the launcher has taken note of its end then
+        while time.monotonic() < until:
+            os.kill(int(pid.read_text().split()[0]), 0)
+            time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+"""
+    )
+    result, events = run(script, text, 2, restarts=1)
+    assert lines(events, 1) == ["founder None"]
+    assert (result.finished, result.restarts, result.exit_code) == ((0,), 0, 0)
 
 
 def test_a_script_that_fails_is_not_started_again(script: Path) -> None:
@@ -301,9 +343,7 @@ elif me == 1:
     os.kill(os.getpid(), 9)
 else:
     average()
-    until = time.monotonic() + 20
-    while not Path(sys.argv[0]).with_name("lives-1").read_text() == "xx" and time.monotonic() < until:
-        time.sleep(0.01)  # the other is a newcomer by now
+    wait_for(1, 2)  # the other is a newcomer by now
     os.kill(os.getpid(), 9)
 """
     )

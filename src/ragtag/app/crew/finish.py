@@ -17,8 +17,9 @@ import msgspec
 
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
-from ragtag.core.channels import channel_of, topic_of
+from ragtag.core.channels import channel_of
 from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
 from ragtag.training.state.snapshot import Progress
 from ragtag.training.state.whole import (
@@ -47,7 +48,6 @@ model or an answer takes."""
 _LOOK_FIRST_S, _LOOK_MAX_S = 1e-3, 2e-2
 _SAY_AFTER_S = 2.0
 _log = logging.getLogger("ragtag")
-_TOPIC = topic_of("finish")
 _Told = dict[PeerId, dict[str, Stand]]
 
 
@@ -105,12 +105,17 @@ def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> d
 
 
 def finish(
-    transport: Transport, averaged: Sequence[Averaged], deadline_s: float, trained_s: float
+    transport: Transport,
+    averaged: Sequence[Averaged],
+    deadline_s: float,
+    trained_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Finished:
     """One last agreed mean, and the same model on all peers that come to their end.
 
     deadline_s: how long peers that pause are waited for.
     trained_s: how long this peer has trained; those that still train are waited for by ``SHARE`` of it.
+    meanwhile: called now and then while others are waited for.
 
     Raises ragtag.NotFinite where a value to be averaged is none.
     """
@@ -122,8 +127,9 @@ def finish(
     began_s = time.monotonic()
     before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
     copying_s = time.monotonic() - began_s
-    first = told = _gathered(transport, ours, deadline_s, max(LEASES * LEASE_S, SHARE * trained_s))
-    notices = transport.notices(_TOPIC)
+    training_s = max(LEASES * LEASE_S, SHARE * trained_s)
+    first = told = _gathered(transport, ours, deadline_s, training_s, meanwhile)
+    notices = transport.notices(END)
     if notices.peers - told.keys():  # these will not come to meetings either
         deadline_s = min(deadline_s, max(_MEET_S, _TIMES * copying_s, _TIMES * notices.rto_s))
     mixed = (
@@ -152,17 +158,24 @@ def finish(
     )
 
 
-def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float, training_s: float) -> _Told:
+def _gathered(
+    transport: Transport,
+    ours: Sequence[Averaged],
+    deadline_s: float,
+    training_s: float,
+    meanwhile: Callable[[], None],
+) -> _Told:
     """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself."""
     mine = {what.name: what.stand() for what in ours}
-    number = transport.post(_TOPIC, msgspec.msgpack.encode(mine))
+    number = transport.post(END, msgspec.msgpack.encode(mine))
     channels = [channel_of(what.name) for what in ours]
     began_s = time.monotonic()
     newest, busy_s, look_s, said = _newest(transport, channels), None, _LOOK_FIRST_S, False
     while True:
-        notices, now_s = transport.notices(_TOPIC), time.monotonic()
-        there = notices.peers - transport.absent(_TOPIC)
-        missing = there - notices.posts.keys()
+        coming = transport.coming  # posts of their seats are of peers that had them before
+        notices, now_s = transport.notices(END), time.monotonic()
+        there = (notices.peers - transport.absent(END)) | coming
+        missing = (there - notices.posts.keys()) | coming
         # a peer that leaves before the others know that it came to its end is taken for one that never did
         if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
             break
@@ -175,11 +188,12 @@ def _gathered(transport: Transport, ours: Sequence[Averaged], deadline_s: float,
         if missing and not said and now_s - began_s >= _SAY_AFTER_S:
             said = True
             _log.warning("this peer is done; it waits for %s, %g s at most", these_peers(missing), deadline_s)
+        meanwhile()
         time.sleep(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)
     told = {transport.me: mine}
     for peer, posted in notices.posts.items():
-        if peer != transport.me:
+        if peer != transport.me and peer not in coming:
             told |= _read(peer, posted.blob, mine)
     return told
 

@@ -396,7 +396,12 @@ class Peer:
             if deadline_s is None:
                 deadline_s = self.transport.deadline_s
             trained_s = time.monotonic() - self._began_s
-            found = self._finished = finish(self.transport, self._averaged, deadline_s, trained_s)
+            # one that comes now would else have no state: none is left after a round any more
+            found = self._finished = finish(
+                self.transport, self._averaged, deadline_s, trained_s, self.keeper.offer_last
+            )
+            if self.transport.late and len(found.peers) > 1:  # nothing may have been left to average
+                self.took_part()
             self._tell_finished(found)
         return self._finished
 

@@ -239,6 +239,11 @@ class SoloTransport(Posting):
         """Nobody is."""
         return frozenset()
 
+    @property
+    def coming(self) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
     def heard_of(self, channel: int) -> int:
         """Nobody else begins rounds."""
         return -1
@@ -457,6 +462,13 @@ class DriverTransport:
         """
         return self._driver.node.gone | (self.notices(topic).silent - self._driver.seats.keys())
 
+    @property
+    def coming(self) -> frozenset[PeerId]:
+        """The peers that are on their way into the crew: they have a seat, and give nothing to a mean yet."""
+        seats = self._driver.seats.items()
+        there = {p for p, h in seats if h.live and h.card.role.gives and not h.card.averaging}
+        return frozenset(there - {self.me})
+
     def heard_of(self, channel: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""
         return self._driver.node.heard_of(channel) if channel in self._opened else -1
@@ -490,7 +502,7 @@ class DriverTransport:
 
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on; go on once something newer is heard of it, or
-        this peer is behind (``standing``) and nobody is ahead.
+        nobody is to begin one (``standing.more``).
 
         round_: the last one whose result this peer has (-1: none).
         """
@@ -509,7 +521,7 @@ class DriverTransport:
                         told.result()  # or the driver's error
                         event = Newer()
                     else:
-                        event = Expired(effect.timer) if self.standing.ahead(channel) else Nobody()
+                        event = Expired(effect.timer) if self.standing.more(channel) else Nobody()
                 else:
                     self._phases.told(effect)
         self._ready()
@@ -524,8 +536,8 @@ class DriverTransport:
     def await_newer(self, channel: int, at_most_s: float) -> bool:
         """Wait until others have begun a round of a channel that this peer has not.
 
-        Returns ``False`` where nothing was heard of one in time, or this peer is behind (``standing``) and
-        nobody is ahead of it, or it has no place any more.
+        Returns ``False`` where nothing was heard of one in time, or nobody is to begin one
+        (``standing.more``), or this peer has no place any more.
         Raises ragtag.network.driver.mailbox.DriverFailed where the driver has ended.
         """
         newer = self._driver.newer(channel)
@@ -535,7 +547,7 @@ class DriverTransport:
     def _await(self, newer: concurrent.futures.Future[bool], channel: int, at_most_s: float) -> None:
         """Wait for a round that others begin, for as long as somebody is there to begin one."""
         until_s = self._driver.now_s() + at_most_s
-        while not newer.done() and self._driver.now_s() < until_s and self.standing.ahead(channel):
+        while not newer.done() and self._driver.now_s() < until_s and self.standing.more(channel):
             look_s = min(_AHEAD_LOOK_S, max(0.0, until_s - self._driver.now_s()))
             concurrent.futures.wait((newer,), look_s)
 

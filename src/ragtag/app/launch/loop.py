@@ -74,6 +74,8 @@ class Launch:
         self._reached: dict[PeerId, Reached] = {}
         self._lives: Counter[PeerId] = Counter()
         self._newcomers: set[PeerId] = set()
+        self._too_late: set[PeerId] = set()
+        """Newcomers that had not joined when the training was over."""
         self._beginner: PeerId | None = None
         self._stopped = False
         self._injector: ProcessFaults | None = None
@@ -181,6 +183,25 @@ class Launch:
         sock, life = self._member_sockets[number], self._lives[number] + 1
         through = [self._member_sockets[peer] for peer in hosts] or [sock]
         return self._setup.place_of_newcomer(number, life, sock, through, self._ready_write)
+
+    def _is_over(self, lost: PeerId | None = None) -> bool:
+        """Whether a peer has finished, and none is left in the crew that another could join."""
+        inside = [
+            p for p in self._running() if p.number != lost and self._reached[p.number] >= Reached.JOINED
+        ]
+        return not inside and any(end.finished for end in self._ends.values())
+
+    def _end_late(self) -> None:
+        """Once the training is over, end those that were started again and have not joined: they would wait
+        for members that have left, and fail.
+        """
+        for peer in self._running() if self._is_over() else []:
+            if peer.number in self._newcomers - self._too_late:
+                self._too_late.add(peer.number)
+                self._say(
+                    f"the training is over: peer {peer.number}, started again, came too late and is ended"
+                )
+                peer.signal(signal.SIGTERM)
 
     # -- One turn of the loop
 
@@ -291,7 +312,7 @@ class Launch:
         by: EndedBy = "itself"
         if peer.killed and status == -signal.SIGKILL:
             by = "fault"
-        elif self._ending is not None and status != 0:
+        elif (self._ending is not None or peer.number in self._too_late) and status != 0:
             by = "launcher"
         end = self._explain(peer, status, by)
         if end.failed:
@@ -299,11 +320,13 @@ class Launch:
             self._write(trace.Error(t=self._now_t(), peer=peer.number, what=what, detail=end.error))
         elif end.lost and by != "fault":  # a fault has its own record
             self._write(trace.Note(t=self._now_t(), peer=peer.number, what="lost", detail=end.how))
-        if end.lost and self._ending is None and self._restarts < self._setup.restarts:
+        over = self._ending is not None or self._is_over(lost=peer.number)
+        if end.lost and not over and self._restarts < self._setup.restarts:
             self._start_again(end)
             return
         self._ends[peer.number] = end
         self._tell(end)
+        self._end_late()
         bad = end.failed or (end.lost and by != "fault")
         if bad and self._setup.on_error == "stop" and self._ending is None and self._running():
             self._stopped = True
@@ -400,7 +423,8 @@ def launch(
     token: an invitation; the peers join that crew instead of being one of their own.
     min_peers: so many must finish for the result's exit code to be 0.
     restarts: how often, in all, a peer is started again that a signal or a fault has ended. It joins its crew
-    as a newcomer; one that had not joined yet takes its first place.
+    as a newcomer; one that had not joined yet takes its first place. Once a peer has finished and nobody is
+    left to join, the training is over: no other is started again, and one that is on its way is ended.
 
     SIGINT, SIGTERM and SIGHUP end all peers within bounded time; a second one kills them at once.
 

@@ -7,6 +7,9 @@ which its state was the crew's. It has somebody to wait for as long as a peer li
 same, or says it of a newer state. When there is none, its own state is the newest: it goes on, and the others
 follow it.
 
+A peer that has come to its end posts so, too, and begins no round any more. Where all have that are not
+behind, one that waits for a round waits in vain: the state that they end with is the newest there will be.
+
 Nobody needs to agree. A post is acknowledged with its reader's own newest one, so a peer knows what all that
 live say before it goes on; membership says which peers live. Peers whose states are of one round have one
 state, and go on together.
@@ -23,6 +26,8 @@ from ragtag.protocols.crew.board import Notices
 
 TOPIC = topic_of("standing")
 """Where peers post on which channels they are behind."""
+END = topic_of("finish")
+"""Where peers post what they hold once they have come to their end."""
 NO_STATE = -1
 """The round of a peer's state that has had none of the crew's."""
 _ENTRY = struct.Struct("<Iq")
@@ -93,12 +98,15 @@ class Standing:
         So it is as long as one has not acknowledged this peer's word, is not behind, or has the state of a
         later round. Of those that have none yet, the one with the lowest number is taken to be ahead.
         """
+        living = self._living()
+        if not living:
+            return False
         me, notices = self._board.me, self._board.notices(TOPIC)
         mine = notices.posts.get(me)
         if channel not in self._behind or mine is None or mine.blob != encode(self._behind):
             return True  # the others cannot know yet
         own = self._behind[channel]
-        for peer in self._living():
+        for peer in living:
             if notices.reached.get(peer, 0) < mine.number:
                 return True
             told = decode(notices.posts[peer].blob) if peer in notices.posts else {}
@@ -106,6 +114,15 @@ class Standing:
             if theirs is None or theirs > own or (theirs == own == NO_STATE and peer < me):
                 return True
         return False
+
+    def over(self, channel: int) -> bool:
+        """Whether all others that live, and are not behind on a channel, have come to their end."""
+        rest = set(self._living()) - self.known_behind(channel).keys()
+        return bool(rest) and rest <= self._board.notices(END).posts.keys()
+
+    def more(self, channel: int) -> bool:
+        """Whether a peer that lives may begin another round of a channel, from a newer state."""
+        return self.ahead(channel) and not self.over(channel)
 
 
 def encode(behind: dict[int, int]) -> bytes:

@@ -76,6 +76,8 @@ class Shelf:
         """The newest round that the trainer has finished; -1: none."""
         self.closed = False
         """Whether nothing is given, as this peer is behind its crew itself."""
+        self.ended = False
+        """Whether ``round`` was the last one: it is given to those that wait for a later one, too."""
         self._wanted: float = math.inf  # lowest round; the trainer reads it without the lock
         self._lock = lock
         self._snapshots: list[Snapshot] = []
@@ -90,7 +92,7 @@ class Shelf:
     def wanted(self, round_: int) -> bool:
         """Whether a snapshot of the round just finished is wanted. It takes no lock."""
         self.round = round_
-        return round_ >= self._wanted
+        return self._wanted < math.inf and self._enough(round_, self._wanted)
 
     def put(
         self, round_: int, step: int, schema: int, layout_hash: int, blob: bytes, replica: int = 0
@@ -119,7 +121,7 @@ class Shelf:
             raise ValueError(f"snapshot: the blob has {len(blob)} bytes; it must have 1 to {BLOB_BYTES_MAX}")
         offer = Offer(round_, step, schema, layout_hash, len(blob), chunk_bytes_for(len(blob)), replica)
         with self._lock:
-            readers = [reader for reader, wanted in self._wants.items() if wanted <= round_]
+            readers = [reader for reader, wanted in self._wants.items() if self._enough(round_, wanted)]
             if not readers or not self._make_room():
                 return False
             self._count += 1
@@ -131,6 +133,10 @@ class Shelf:
             self._review()
         self._on_put()
         return True
+
+    def _enough(self, round_: int, asked: float) -> bool:
+        """Whether a snapshot of a round does for one that asked for this round, or the first after it."""
+        return round_ >= (min(asked, self.round) if self.ended else asked)
 
     def gives(self, gives: bool) -> None:
         """Say whether there is anything to give from now on.
@@ -161,7 +167,7 @@ class Shelf:
             if self.closed:
                 self._review()
                 return None
-            fit = [snapshot for snapshot in self._snapshots if snapshot.offer.round >= round_]
+            fit = [snapshot for snapshot in self._snapshots if self._enough(snapshot.offer.round, round_)]
             if fit:
                 self._given[reader] = min(fit, key=lambda snapshot: snapshot.offer.round)
             elif not self._free():

@@ -158,10 +158,8 @@ def asked_of(
         raise TypeError(f"align is {align!r}; it is ragtag.Align(every=...), or False: never")
     if not isinstance(overlap, bool):
         raise TypeError(f"overlap is {overlap!r}; it is True or False")
-    if not isinstance(codec, str | Codec | None):
-        raise TypeError(f"codec is {_short(codec)}; it is one of {', '.join(DENSE)}")
-    if isinstance(codec, str) and codec not in DENSE:
-        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+    if codec is not None:
+        codec_of(codec)
     method, when = centred(*averaging_of(averager, schedule))
     asked = Asked(
         inner=inner,
@@ -243,7 +241,7 @@ def exchange_of(
             mode.parts(names, buffers),
             transport,
             asked.averager if asked.guard is None else guarded(asked.averager, asked.guard),
-            _codec_of(asked),
+            codec_of(asked.codec),
             name=name,
             content=content,
             fragments=1 if outer is None else outer.fragments,
@@ -285,11 +283,18 @@ def _align_text(asked: Asked) -> str:
     return "" if align == Align() else f", {align.name}"
 
 
-def _codec_of(asked: Asked) -> Codec:
-    """The codec asked for, as an object; fp32 where none was given."""
-    if isinstance(asked.codec, Codec):
-        return asked.codec
-    return fp32 if asked.codec is None else DENSE[asked.codec]
+def codec_of(codec: object) -> Codec:
+    """The codec that is asked for, itself or by its name; ``None``: fp32.
+
+    Raises TypeError: something else stands where one belongs. ValueError: there is nothing of that name.
+    """
+    if isinstance(codec, Codec):
+        return codec
+    if not isinstance(codec, str | None):
+        raise TypeError(f"codec is {_short(codec)}; it is one of {', '.join(DENSE)}")
+    if codec is not None and codec not in DENSE:
+        raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
+    return fp32 if codec is None else DENSE[codec]
 
 
 def _streaming_of(asked: Asked) -> Streaming | None:

@@ -45,7 +45,7 @@ class CrewTransport(Transport, Protocol):
 
     def take_part(self, channel: int, round_: int) -> None:
         """Tell the crew that this peer averages from now on, its state being that after ``round_`` (-1: it
-        has none). Return once others are past that, or none is ahead.
+        has none). Return once others are past that, or none is to begin a round.
         """
         ...
 
@@ -200,6 +200,8 @@ class Abreast:
             follow=follower.follow,
             redo=follower.redo,
             ahead=partial(standing.ahead, channel),
+            over=partial(standing.over, channel),
+            wait=transport.await_future,
             passed=self._record,
             now_s=transport.now_s,
         )

@@ -200,6 +200,12 @@ class StateKeeper:
         if self._shelf is not None:
             self.offer(self._shelf.round + 1)
 
+    def offer_last(self) -> None:
+        """No round will follow: leave a snapshot where a newcomer waits for one, of whichever round."""
+        if self._shelf is not None and self._shelf.round >= 0:
+            self._shelf.ended = True
+            self.offer(self._shelf.round)
+
     # -- Taking
 
     @property

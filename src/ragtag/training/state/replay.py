@@ -57,9 +57,11 @@ S = TypeVar("S", bound=State)
 class Ways(Generic[S]):
     """What a peer that catches up needs of others.
 
-    newer: waits until others are past a round, at most so many seconds and as long as somebody is ahead;
-        ``False``: nothing came of them.
+    newer: waits until others are past a round, at most so many seconds and as long as somebody is to begin
+        one; ``False``: nothing came of them.
     ahead: whether a peer that lives may have a newer state than this one.
+    over: whether the others have come to their end: no round will follow their state.
+    wait: for a state that was asked for.
     ask: asks for a state, to come within so many seconds beside the rounds; ``None``: nobody gave it.
     put: puts it into the model and its optimizer; ``False``: it does not fit.
     follow, redo: see ``Follower``.
@@ -72,6 +74,8 @@ class Ways(Generic[S]):
     follow: Callable[[bool], tuple[Outcome, Mean | None]]
     redo: Callable[[Mean], None]
     ahead: Callable[[], bool] = lambda: True
+    over: Callable[[], bool] = lambda: False
+    wait: Callable[[Future[S | None]], S | None] = Future.result
     passed: Callable[[Outcome], None] = lambda outcome: None
     now_s: Callable[[], float] = time.monotonic
 
@@ -131,38 +135,43 @@ class CatchUp(Generic[S]):
     deadline_s: float
     result: Result = field(default_factory=Result)
     _at: int | None = None  # the model is that after this round
+    _coming: Future[S | None] | None = None
     _idle_s: float = 0.0
 
     def run(self) -> Result:
         """Follow the crew's rounds until the model is as theirs, or it shows that it will not be.
 
-        Where nobody is ahead it is what the crew goes on from. It fails where ``TRIES`` times nobody gives
+        Where nobody is ahead it is what the crew goes on from; where the others have come to their end, it
+        takes the state that they end with. It fails where ``TRIES`` times nobody gives
         the state, or nothing is heard of rounds, or time is up: the model has
         then taken the steps of the rounds that were followed. Where ``TRIES`` states were too old for the
         means that are kept it makes do with the last one; ``Result.missing`` says how far that is off.
         """
         means = Means(self.rounds_max)
         until_s = self.ways.now_s() + self.deadline_s
-        coming: Future[S | None] | None = None
         while self._follow(means, until_s):
-            if self._at is None and coming is None:
+            if self._at is None and self._coming is None:
                 if len(means):
-                    self.result.tries += 1
-                    coming = self.ways.ask(max(1e-3, until_s - self.ways.now_s()))
-            elif self._at is None and coming is not None and coming.done():
-                if not self._put(means, coming.result()):
+                    self._ask(until_s)
+            elif self._at is None and self._coming is not None and self._coming.done():
+                if not self._put(means, self._coming.result()):
                     break
-                coming = None
+                self._coming = None
             if self._at is not None and self._redo(means):
                 break
         return self.result
+
+    def _ask(self, until_s: float) -> Future[S | None]:
+        self.result.tries += 1
+        self._coming = self.ways.ask(max(1e-3, until_s - self.ways.now_s()))
+        return self._coming
 
     def _follow(self, means: Means, until_s: float) -> bool:
         """Take part in the next round."""
         ways, result = self.ways, self.result
         began_s = ways.now_s()
         if began_s >= until_s or not ways.newer(until_s - began_s):
-            self._end(means, in_time=began_s < until_s)
+            self._end(means, until_s, in_time=began_s < until_s)
             return False
         self._idle_s = ways.now_s() - began_s
         if result.outcome is not None:
@@ -174,31 +183,45 @@ class CatchUp(Generic[S]):
             means.add(mean)
         return True
 
-    def _end(self, means: Means, in_time: bool) -> None:
+    def _end(self, means: Means, until_s: float, in_time: bool) -> None:
         """There are no more rounds to follow."""
         result = self.result
-        if in_time and not self.ways.ahead():
+        newest = in_time and not self.ways.ahead()
+        over = in_time and not newest and self.ways.over()
+        if newest:
             result.newest, result.why = (
                 True,
                 "nobody that lives is ahead: the crew goes on from this peer's state",
             )
-            for mean in [] if self._at is None else means.after(self._at) or []:
+        else:
+            heard = (
+                "the others have come to their end" if over else "nothing more was heard of the crew's rounds"
+            )
+            result.why = heard if in_time else "time was up"
+        if over and self._at is None:
+            self._place(self.ways.wait(self._coming or self._ask(until_s)))
+        if (newest or over) and self._at is not None:
+            for mean in means.after(self._at) or []:
                 self._take(mean)
-            return
-        result.why = "nothing more was heard of the crew's rounds" if in_time else "time was up"
-        if self._at is not None:
-            result.missing += means.newest - self._at
+        if not newest and self._at is not None:
+            result.missing += max(0, means.newest - self._at)
 
     def _put(self, means: Means, state: S | None) -> bool:
         """A state has come. It is put in place where the rounds after it were kept, or no other will be asked
         for. Returns whether to go on.
         """
-        result = self.result
-        if state is None:  # those that were asked may have fallen behind themselves; others may be in step
-            result.why = "nobody gave the crew's state"
-            return result.tries < TRIES
-        if result.tries < TRIES and (state.mixed or means.after(state.round) is None):
+        tries = self.result.tries
+        if state is not None and tries < TRIES and (state.mixed or means.after(state.round) is None):
             return True
+        # those that were asked may have fallen behind themselves; others may be in step
+        return self._place(state) or (state is None and tries < TRIES)
+
+    def _place(self, state: S | None) -> bool:
+        """Put a state that has come in place; whether it is."""
+        result = self.result
+        if state is None:
+            result.why = "nobody gave the crew's state"
+            return False
         if not self.ways.put(state):
             result.why = "the crew's state does not fit"
             return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ from ragtag.optim.kfac.layers import (
     undecomposed,
     why_not,
 )
-from ragtag.optim.kfac.placement import SIDES, DecompositionForm, cost_of
+from ragtag.optim.kfac.placement import SIDES, DecompositionForm
 
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
@@ -43,9 +44,10 @@ EveryByStep = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Decompositions, and of those that failed why."""
+    """Decompositions, how long each took, and of those that failed why."""
 
     bases: dict[str, Tensor]
+    took_s: dict[str, float]
     failed: dict[str, str]
 
 
@@ -144,10 +146,6 @@ class KFAC:
         needs = Needs(
             averaged=averaged,
             computed={self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()},
-            costs={
-                self._basis(name): layer.groups * cost_of(layer.size.side(side))
-                for name, (layer, side) in self._sides.items()
-            },
             layers={name: layer.size for name, layer in self._layers.items()},
             bases={name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers},
             settings=_in_words(
@@ -289,7 +287,7 @@ class KFAC:
                 layer.factors[side] = means[name].to(layer.factors[side])
 
     def _decompose(self, damping: float) -> None:
-        due = set(self._peers.mine())
+        due = set(self._peers.mine(self.steps))
         factors = {
             self._basis(name): layer.factors[side]
             for name, (layer, side) in self._sides.items()
@@ -309,7 +307,7 @@ class KFAC:
             self._publish(job.future.result(), job.rounds)
 
     def _publish(self, made: _Made, rounds: int) -> None:
-        self._peers.publish(made.bases, self._rounds - rounds, self.steps)
+        self._peers.publish(made.bases, made.took_s, self._rounds - rounds, self.steps)
         of = {basis: name for name, bases in self._bases().items() for basis in bases}
         for basis, why in made.failed.items():
             self._note(of[basis], f"its factor cannot be decomposed, and it goes on with older bases: {why}")
@@ -456,10 +454,11 @@ def _decomposed_all(
     factors: Mapping[str, Tensor], form: DecompositionForm, damping: float, stop: threading.Event
 ) -> _Made:
     """Of each factor, in the order given, as long as K-FAC lives."""
-    made = _Made({}, {})
+    made = _Made({}, {}, {})
     for name, factor in factors.items():
         if stop.is_set():
             break
+        began_s = time.perf_counter()
         try:
             basis = decomposed(factor, form, damping)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
@@ -467,6 +466,7 @@ def _decomposed_all(
             continue
         if torch.isfinite(basis).all():
             made.bases[name] = basis
+            made.took_s[name] = time.perf_counter() - began_s
         else:
             made.failed[name] = "it is not finite"
     return made

@@ -212,6 +212,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_kfac.py", "-k", "one_step_on"),
     ),
     Sabotage(
+        "K-FAC: an indefinite factor is inverted",
+        "src/ragtag/optim/kfac/layers.py",
+        "        if bool(failed.any()):\n",
+        "        if False:\n",
+        ("tests/optim/test_kfac.py", "-k", "indefinite"),
+    ),
+    Sabotage(
+        "K-FAC: damping below rounding is not said",
+        "src/ragtag/optim/kfac/layers.py",
+        "    return needed if damping < needed else None\n",
+        "    return None\n",
+        ("tests/optim/test_kfac.py", "-k", "singular"),
+    ),
+    Sabotage(
         "K-FAC: what slow peers have made is dear",
         "src/ragtag/optim/kfac/placement.py",
         "        less = fmean(slower) if slower else 0.0\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
@@ -246,12 +247,36 @@ def test_what_is_no_cost_is_refused(cost: Any) -> None:
         trained(SoloTransport(1), 1, None, cost=cost)
 
 
-def test_peers_with_other_settings_are_refused_before_anything_is_averaged() -> None:
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [
+        ("damping", (0.01, 0.1)),
+        ("factor_every", (1, 2)),
+        ("inverse_every", (4, 5)),
+        ("form", ("eigen", "inverse")),
+        ("factor_dtype", (torch.float32, torch.float64)),
+        ("cost", ("compute", "measured")),
+    ],
+)
+def test_peers_with_other_settings_are_refused_before_anything_is_averaged(
+    what: str, values: tuple[Any, Any]
+) -> None:
     def train(peer: SimulatedTransport) -> None:
         model = net()
-        made(peer, model, Watched(model, 0.05), damping=0.01 if peer.me else 0.1)
+        made(peer, model, Watched(model, 0.05), **{what: values[peer.me]})
 
-    with pytest.raises(ragtag.SchemaMismatch, match=r"damping 0\.0?1,.*damping 0\.0?1,"):
+    here, there = (f"with {what} {value}" for value in values)
+    both = "|".join(re.escape(f"{a}, the other {b}. Build") for a, b in ((here, there), (there, here)))
+    with pytest.raises(ragtag.SchemaMismatch, match=f"kfac: averaged ({both}) the same .* settings"):
+        crew(2).run(train)
+
+
+def test_peers_with_other_layers_are_told_which() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        model = net()
+        made(peer, model, Watched(model, 0.05), skip=("4",) if peer.me else ())
+
+    with pytest.raises(ragtag.SchemaMismatch, match=r"tensor 2: .*'4\.A' \(17, 17\)"):
         crew(2).run(train)
 
 

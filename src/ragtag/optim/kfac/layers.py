@@ -277,14 +277,36 @@ def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tenso
 
     eigen: ``(..., n + 1, n)``: eigenvectors as columns, and below them the eigenvalues, those below 0 as 0.
     inverse: of ``factor + damping I``, ``(..., n, n)``.
+
+    Raises torch.linalg.LinAlgError: it has none; an inverse, where an eigenvalue of the damped factor is not
+    above 0: what rounding has left of a singular factor would turn the gradient around.
     """
     plain = factor if factor.dtype == torch.float64 else factor.float()
     if form == "inverse":
         eye = torch.eye(plain.shape[-1], dtype=plain.dtype, device=plain.device)
-        inverse: Tensor = torch.linalg.inv(plain + damping * eye)
+        root, failed = torch.linalg.cholesky_ex(plain + damping * eye)
+        if bool(failed.any()):
+            raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+                f"with damping {damping:g} it is singular but for rounding; give a larger damping"
+            )
+        inverse: Tensor = torch.cholesky_inverse(root)
         return inverse.contiguous()  # as those have it that it is sent to: products round by memory's order
     values, vectors = torch.linalg.eigh(plain)
     return torch.cat([vectors, values.clamp(min=0).unsqueeze(-2)], -2)
+
+
+def too_little_damping(basis: Tensor, other: Tensor, damping: float) -> float | None:
+    """The damping that a factor's eigenvectors need at least to count, where it is singular and has less.
+
+    basis: ``decomposed`` by eigenvectors. other: the layer's other factor, whose norm is at least its
+    largest eigenvalue. Of n eigenvalues those below n eps times the largest are rounding (``matrix_rank``);
+    with less damping than that, gradients there are divided by next to nothing, and so is their rounding.
+    """
+    values = _parts(basis)[1]
+    largest = values.amax(-1) * values.shape[-1] * torch.finfo(values.dtype).eps
+    singular = values.amin(-1) <= largest
+    needed = float((largest * singular * torch.linalg.matrix_norm(other.to(values))).max())
+    return needed if damping < needed else None
 
 
 def undecomposed(factor: Tensor, form: DecompositionForm) -> Tensor:

@@ -33,22 +33,24 @@ from ragtag.optim.kfac.layers import (
     Scaling,
     decomposed,
     preconditioned,
+    too_little_damping,
     undecomposed,
     why_not,
 )
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm
 
+_NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Decompositions, how long each took, and of those that failed why."""
+    """Decompositions, how long each took, and what is odd: of those that failed, or are of little use."""
 
     bases: dict[str, Tensor]
     took_s: dict[str, float]
-    failed: dict[str, str]
+    odd: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class KFAC:
     then as the last average that has ended left them. One set is under way at most.
     skip: names of modules that are left to the optimizer.
     communicator: makes one from what is needed; by default there are no other peers.
-    on_note: told of a layer, and of what is odd with it, once each.
+    on_note: told of a layer, and of what is odd with it, once each; by default a ``RuntimeWarning`` says so.
 
     Warns once (``RuntimeWarning``) where the optimizer takes a step before ``step`` was ever called.
 
@@ -156,6 +158,7 @@ class KFAC:
                 inverse_every=inverse_every,
                 form=form,
                 scaling=scaling,
+                factor_dtype=factor_dtype,
             ),
         )
         self._peers = communicator(needs) if communicator else OneProcess(needs)
@@ -210,9 +213,12 @@ class KFAC:
 
     def _note(self, name: str, what: str) -> None:
         kind = what.split(":")[0]
-        if self._on_note is not None and (name, kind) not in self._noted:
+        if (name, kind) not in self._noted:
             self._noted.add((name, kind))
-            self._on_note(name, what)
+            if self._on_note is None:
+                warnings.warn(f"K-FAC: {name}: {what}", RuntimeWarning, stacklevel=3)
+            else:
+                self._on_note(name, what)
 
     # -- A step
 
@@ -289,7 +295,7 @@ class KFAC:
     def _decompose(self, damping: float) -> None:
         due = set(self._peers.mine(self.steps))
         factors = {
-            self._basis(name): layer.factors[side]
+            self._basis(name): (layer.factors[side], layer.factors["G" if side == "A" else "A"])
             for name, (layer, side) in self._sides.items()
             if layer.folded and self._basis(name) in due
         }
@@ -309,8 +315,8 @@ class KFAC:
     def _publish(self, made: _Made, rounds: int) -> None:
         self._peers.publish(made.bases, made.took_s, self._rounds - rounds, self.steps)
         of = {basis: name for name, bases in self._bases().items() for basis in bases}
-        for basis, why in made.failed.items():
-            self._note(of[basis], f"its factor cannot be decomposed, and it goes on with older bases: {why}")
+        for basis, what in made.odd.items():
+            self._note(of[basis], what)
 
     def _bases(self) -> dict[str, tuple[str, ...]]:
         return {name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers}
@@ -451,24 +457,34 @@ class KFAC:
 
 
 def _decomposed_all(
-    factors: Mapping[str, Tensor], form: DecompositionForm, damping: float, stop: threading.Event
+    factors: Mapping[str, tuple[Tensor, Tensor]],
+    form: DecompositionForm,
+    damping: float,
+    stop: threading.Event,
 ) -> _Made:
-    """Of each factor, in the order given, as long as K-FAC lives."""
+    """Of each factor, beside which its layer's other one is, in the order given, as long as K-FAC lives."""
     made = _Made({}, {}, {})
-    for name, factor in factors.items():
+    for name, (factor, other) in factors.items():
         if stop.is_set():
             break
         began_s = time.perf_counter()
         try:
             basis = decomposed(factor, form, damping)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            made.failed[name] = str(error)
+            made.odd[name] = f"{_NOT_MADE}: {error}"
             continue
         if torch.isfinite(basis).all():
             made.bases[name] = basis
             made.took_s[name] = time.perf_counter() - began_s
         else:
-            made.failed[name] = "it is not finite"
+            made.odd[name] = f"{_NOT_MADE}: it is not finite"
+            continue
+        needed = too_little_damping(basis, other, damping) if form == "eigen" else None
+        if needed is not None:
+            made.odd[name] = (
+                "its factor is singular, and damping is below its rounding: give a damping of "
+                f"{needed:.0e} or more, not {damping:g}, or scale the layer's inputs"
+            )
     return made
 
 

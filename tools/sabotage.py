@@ -212,6 +212,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_kfac.py", "-k", "one_step_on"),
     ),
     Sabotage(
+        "K-FAC: all images go into factors of convolutions",
+        "src/ragtag/optim/kfac/layers.py",
+        "images[:: self._gate.images_every]",
+        "images[::1]",
+        ("tests/optim/test_kfac.py", "-k", "some_images"),
+    ),
+    Sabotage(
         "K-FAC: an indefinite factor is inverted",
         "src/ragtag/optim/kfac/layers.py",
         "        if bool(failed.any()):\n",

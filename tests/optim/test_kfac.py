@@ -235,6 +235,29 @@ def test_the_gradient_that_is_read_is_the_losss_by_finite_differences() -> None:
         assert read[group, out, at].item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-8)
 
 
+@pytest.mark.parametrize("scaling", ["fisher", "pytorch"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_factors_of_convolutions_can_be_of_some_images_alone(scaling: str, groups: int) -> None:
+    """Of the same means as if the batch had been the others' copies; a linear layer counts all rows."""
+    factors = []
+    x = torch.randn(7, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    for images, every in ((x, 3), (x[[0, 0, 0, 3, 3, 3, 6, 6, 6]], 1)):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=groups), nn.Flatten(), nn.Linear(54, 2))
+        kfac = KFAC(model, lr=0.1, scaling=scaling, images_every=every)
+        loss = model(images).square().sum() / len(images)
+        loss.backward()
+        sums = kfac.layers["0"]._sums
+        assert sums is not None and kfac.layers["0"].samples == len(images)
+        scale = len(images) ** 2 if scaling == "pytorch" else 1  # of gradients of a mean loss
+        factors.append((sums[0], sums[1] * scale))
+        if every > 1:
+            rows = kfac.layers["2"]
+            assert torch.allclose(rows._sums[0], rows.input_covariance(model[:2](x).detach()))
+    for some, copies in zip(*factors, strict=True):
+        assert torch.allclose(some, copies, rtol=1e-4)
+
+
 def test_rows_of_sequences_are_samples() -> None:
     torch.manual_seed(5)
     model = nn.Linear(3, 2)
@@ -640,6 +663,8 @@ def test_states_of_other_models_are_refused_and_change_nothing() -> None:
         ({"factor_decay": 1.1}, "factor_decay"),
         ({"kl_clip": 0}, "kl_clip"),
         ({"factor_every": 0}, "factor_every"),
+        ({"images_every": 0}, "images_every"),
+        ({"images_every": 0.5}, "images_every"),
         ({"inverse_every": 1.5}, "inverse_every"),
         ({"form": "svd"}, "form"),
         ({"scaling": "none"}, "scaling"),

@@ -72,6 +72,8 @@ class KFAC:
     kl_clip: kappa; ``None``: no clip.
     factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
     a number, or by step.
+    images_every: of a batch's images, each so many-th goes into factors of convolutions, which take most of a
+    step's time: 4 costs a fourth, and the factors are noisier. Layers of rows count whole.
     form: "eigen" (of the damped Kronecker product), or "inverse" (of damped factors).
     scaling: "fisher", of samples' losses, or "pytorch", as kfac-pytorch counts (see ``layers``): damping and
     clip of one mean something else in the other. The loss is to be a mean over its samples.
@@ -106,6 +108,7 @@ class KFAC:
         kl_clip: float | ByStep | None = 0.001,
         factor_every: int | EveryByStep = 1,
         inverse_every: int | EveryByStep = 10,
+        images_every: int = 1,
         form: DecompositionForm = "eigen",
         scaling: Scaling = "pytorch",
         factor_dtype: torch.dtype = torch.float32,
@@ -127,7 +130,11 @@ class KFAC:
             raise ValueError(f'K-FAC: scaling is {scaling!r}; give "fisher" or "pytorch"')
         if not isinstance(factor_dtype, torch.dtype) or not factor_dtype.is_floating_point:
             raise ValueError(f"K-FAC: factor_dtype is {factor_dtype}; give a real floating-point type")
-        gate = PassGate(_scale(grad_scale), scaling)
+        if type(images_every) is not int or images_every < 1:
+            raise ValueError(
+                f"K-FAC: images_every is {images_every!r}; it must be a whole number, 1 at least"
+            )
+        gate = PassGate(_scale(grad_scale), scaling, images_every)
         known, self._left_out = _sorted_out(model, skip)
         self._form: DecompositionForm = form
         self._scaling: Scaling = scaling
@@ -156,6 +163,7 @@ class KFAC:
                 kl_clip=kl_clip,
                 factor_every=factor_every,
                 inverse_every=inverse_every,
+                images_every=images_every,
                 form=form,
                 scaling=scaling,
                 factor_dtype=factor_dtype,

@@ -200,7 +200,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "K-FAC: each peer places by the times that it has heard itself",
         "src/ragtag/training/kfac.py",
-        "self._measured.costs(came.tensor.tolist()) if",
+        "self._measured.costs(seconds.tolist()) if",
         "self._measured.costs(self._measured.seconds()) if",
         ("tests/training/test_kfac.py", "-k", "measured_costs"),
     ),

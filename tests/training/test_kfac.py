@@ -23,6 +23,7 @@ from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.kfac import COSTS, CrewCommunicator, Rows, averages_gradients, require_gradients
+from ragtag.training.named import Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 STEP_S = 0.05
@@ -486,6 +487,19 @@ def test_stamps_are_exact_in_each_codec_that_is_taken(step: int) -> None:
         peers.publish({"model.G.eigen": torch.ones(3, 2)}, {"model.G.eigen": 1.0}, 0, step)
         assert peers.newest("model.G.eigen", step) is None, "all use it from the next step on"
         assert peers.newest("model.G.eigen", step + 1) is not None
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, 1e30, -1e30, -1.0])
+def test_what_another_peer_publishes_stops_nobody(odd: float) -> None:
+    kfac = KFAC(
+        nn.Linear(3, 2),
+        lr=0.1,
+        communicator=lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs, cost="measured"),
+    )
+    crew = kfac._peers
+    assert isinstance(crew, CrewCommunicator)
+    crew.tensors.newest = lambda name: Newest(torch.full((8,), odd), 1, 1, 0, 0.0, 0)  # type: ignore[method-assign]
+    assert sorted(crew.mine(3)) == ["model.A.eigen", "model.G.eigen"]
 
 
 def test_int8_leaves_too_little_of_a_basis_and_is_refused() -> None:

@@ -228,8 +228,8 @@ class CrewCommunicator:
         came = None if self._measured is None else self.newest(COSTS, step)
         if self._measured is None or came is None:
             return
-        measured = bool(came.tensor.any())
-        costs = self._priced(self._measured.costs(came.tensor.tolist()) if measured else self._formula)
+        seconds = came.tensor.nan_to_num(0.0).clamp(-64.0, 64.0)  # of another peer: costs that can be
+        costs = self._priced(self._measured.costs(seconds.tolist()) if seconds.any() else self._formula)
         if costs != self._costs:
             self._costs = costs
             if self._gradients is not None:
@@ -335,7 +335,8 @@ def _digits(number: int) -> list[float]:
 
 
 def _number(digits: Tensor) -> int:
-    return int.from_bytes(bytes(map(int, digits.tolist())), "big")
+    """Whatever another peer has sent, it is some number."""
+    return int.from_bytes(bytes(map(int, digits.nan_to_num(0.0).clamp(0, 255).tolist())), "big")
 
 
 def _nearest(stamp: int, step: int) -> int:

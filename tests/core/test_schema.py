@@ -52,6 +52,24 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        (
+            "k (a 1, b 2, c 3)",
+            "k (a 1, b 4, c 5)",
+            "this peer averages k with b 2, c 3, the other with b 4, c 5",
+        ),
+        ("k (a 1)", "k (a 2)", "this peer averages k with a 1, the other with a 2"),
+        ("k (a 1)", "j (a 2)", "this peer averages k (a 1), the other j (a 2)"),
+        ("k (a 1)", "k (a 1, b 2)", "this peer averages k (a 1), the other k (a 1, b 2)"),
+        ("k (a 1)", "k (a 1", "this peer averages k (a 1), the other k (a 1"),
+    ],
+)
+def test_of_settings_those_that_differ_are_named(here: str, there: str, expected: str) -> None:
+    assert changed(HERE, content=here).difference(changed(HERE, content=there)) == expected
+
+
 @pytest.mark.parametrize("case", CASES, ids=[case.expected[:40] for case in CASES])
 def test_the_first_difference_is_named(case: Case) -> None:
     assert HERE.difference(case.there) == case.expected

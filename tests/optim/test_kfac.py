@@ -20,7 +20,13 @@ from torch.nn import functional
 
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.optim.kfac import preconditioner, why_not
-from ragtag.optim.kfac.layers import KfacLayer, PassGate, decomposed, preconditioned
+from ragtag.optim.kfac.layers import (
+    KfacLayer,
+    PassGate,
+    decomposed,
+    preconditioned,
+    too_little_damping,
+)
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.training.kfac import CrewCommunicator
 
@@ -227,6 +233,29 @@ def test_the_gradient_that_is_read_is_the_losss_by_finite_differences() -> None:
             losses.append(conv(x).square().sum().item())
         flat[where] = kept
         assert read[group, out, at].item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-8)
+
+
+@pytest.mark.parametrize("scaling", ["fisher", "pytorch"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_factors_of_convolutions_can_be_of_some_images_alone(scaling: str, groups: int) -> None:
+    """Of the same means as if the batch had been the others' copies; a linear layer counts all rows."""
+    factors = []
+    x = torch.randn(7, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    for images, every in ((x, 3), (x[[0, 0, 0, 3, 3, 3, 6, 6, 6]], 1)):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=groups), nn.Flatten(), nn.Linear(54, 2))
+        kfac = KFAC(model, lr=0.1, scaling=scaling, images_every=every)
+        loss = model(images).square().sum() / len(images)
+        loss.backward()
+        sums = kfac.layers["0"]._sums
+        assert sums is not None and kfac.layers["0"].samples == len(images)
+        scale = len(images) ** 2 if scaling == "pytorch" else 1  # of gradients of a mean loss
+        factors.append((sums[0], sums[1] * scale))
+        if every > 1:
+            rows = kfac.layers["2"]
+            assert torch.allclose(rows._sums[0], rows.input_covariance(model[:2](x).detach()))
+    for some, copies in zip(*factors, strict=True):
+        assert torch.allclose(some, copies, rtol=1e-4)
 
 
 def test_rows_of_sequences_are_samples() -> None:
@@ -634,6 +663,8 @@ def test_states_of_other_models_are_refused_and_change_nothing() -> None:
         ({"factor_decay": 1.1}, "factor_decay"),
         ({"kl_clip": 0}, "kl_clip"),
         ({"factor_every": 0}, "factor_every"),
+        ({"images_every": 0}, "images_every"),
+        ({"images_every": 0.5}, "images_every"),
         ({"inverse_every": 1.5}, "inverse_every"),
         ({"form": "svd"}, "form"),
         ({"scaling": "none"}, "scaling"),
@@ -741,6 +772,85 @@ def test_a_factor_that_cannot_be_decomposed_leaves_its_layer_with_older_bases(
     monkeypatch.setattr(preconditioner, "decomposed", fails)
     steps(5)
     assert kfac.plain == () and kfac.ages()["1.A"] >= 4 and kfac.age == kfac.ages()["1.A"]
+
+
+DEAD = "its factor is singular, and damping is below its rounding: give a damping of"
+
+
+@pytest.mark.parametrize("form", ["eigen", "inverse"])
+@pytest.mark.parametrize("inputs", ["dead units", "constant", "zero"])
+def test_singular_factors_train_and_too_little_damping_is_said(form: str, inputs: str) -> None:
+    """Units that a ReLU has shut, and inputs that do not differ."""
+    fate = {}
+    for damping in (1e-12, 0.03):
+        torch.manual_seed(13)
+        told: list[tuple[str, str]] = []
+        model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
+        if inputs == "dead units":
+            with torch.no_grad():
+                model[0].weight[:8], model[0].bias[:8] = 0, -1e3
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+        kfac = KFAC(
+            model,
+            sgd,
+            form=form,
+            scaling="fisher",
+            damping=damping,
+            inverse_every=2,
+            on_note=lambda *note, told=told: told.append(note),
+        )
+        losses = []
+        for step in range(20):
+            x = torch.randn(32, 10)
+            y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+            x = {"dead units": x, "constant": torch.ones(32, 10), "zero": 0 * x}[inputs]
+            sgd.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            kfac.step()
+            if step == 0 or form == "inverse":  # zeros that are exact have inverses; later ones are rounded
+                fate[damping] = list(told)
+            sgd.step()
+            losses.append(loss.item())
+        if damping > 0.01:
+            assert told == [] and kfac.plain == () and max(losses) < 1.2 * losses[0]
+    words = DEAD if form == "eigen" else "with damping 1e-12 it is singular but for rounding; give a larger"
+    assert any(words in what for _, what in fate[1e-12])
+    assert {name for name, _ in fate[1e-12]} <= {"0", "2"}
+
+
+def test_the_damping_that_is_asked_for_is_enough() -> None:
+    basis = decomposed(torch.diag(torch.tensor([2.0, 0.0, 1.0])), "eigen", 1e-9)
+    other = 3 * torch.eye(4)
+    needed = too_little_damping(basis, other, 1e-9)
+    assert needed == pytest.approx(3 * torch.finfo(torch.float32).eps * 2 * 6)  # the norm of 3 I is 6
+    assert too_little_damping(basis, other, needed) is None
+    assert too_little_damping(decomposed(torch.eye(3), "eigen", 1e-9), other, 1e-9) is None, "it is regular"
+
+
+def test_an_indefinite_factor_is_not_inverted() -> None:
+    """In half precision a factor rounds below 0 by more than the damping: gradients would turn around."""
+    factor = torch.diag(torch.tensor([1.0, -0.01]))
+    with pytest.raises(torch.linalg.LinAlgError, match="give a larger damping"):
+        decomposed(factor, "inverse", 0.003)
+    assert torch.allclose(decomposed(factor, "inverse", 0.02), torch.diag(torch.tensor([1 / 1.02, 100.0])))
+    pair = torch.stack([torch.eye(2), factor])
+    with pytest.raises(torch.linalg.LinAlgError, match="give a larger damping"):
+        decomposed(pair, "inverse", 0.003)
+
+
+def test_where_nobody_is_told_a_warning_says_what_is_odd() -> None:
+    model, x = tiny()
+    kfac = KFAC(model, lr=0.1)
+    for _ in range(2):
+        (model(x) * math.inf).sum().backward()
+        with (
+            pytest.warns(RuntimeWarning, match="K-FAC: model: passes that are not finite")
+            if kfac.steps == 0
+            else warnings.catch_warnings(action="error")
+        ):
+            kfac.step()
+    assert kfac.dropped == 2
 
 
 def test_hooks_and_thread_end_with_the_object() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ragtag.optim.kfac import LayerSize, kaisa, sent_bytes
 from ragtag.optim.kfac.layers import decomposed, preconditioned
-from ragtag.optim.kfac.placement import SIDES, columns_of, cost_of, longest_first
+from ragtag.optim.kfac.placement import SIDES, MeasuredCosts, columns_of, cost_of, largest_load, longest_first
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.protocols.publish.assignment import assigned
 
@@ -196,6 +196,75 @@ def test_resnet_50s_loads_are_even_as_far_as_whole_factors_allow(peers: int, lar
         loads[owner.first] += costs[name]
     assert max(loads.values()) <= largest * mean
     assert max(loads.values()) <= 1.1 * max(mean, *costs.values()), "no placement of whole factors is better"
+
+
+INVERSE_S = {
+    64: 0.00049, 128: 0.00014, 147: 0.00032, 256: 0.00072, 512: 0.0037, 576: 0.0070, 1000: 0.029, 1024: 0.039,
+    1152: 0.041, 2048: 0.233, 2049: 0.227, 2304: 0.303, 4608: 1.99,
+}  # fmt: skip
+"""Processor time of ``decomposed(..., "inverse", ...)`` on one x86 core: ResNet-50's sizes."""
+
+
+def test_by_measured_costs_loads_are_as_even_as_they_can_be() -> None:
+    """Times from four peers, each of which has made its own factors; one is five times as slow."""
+    costs = {f"{name}.{side}": cost_of(one.side(side)) for name, one in resnet50().items() for side in SIDES}
+    matrices = {f"{name}.{side}": (one.side(side), 1) for name, one in resnet50().items() for side in SIDES}
+    peers = [MeasuredCosts(matrices) for _ in range(4)]
+    true = {name: INVERSE_S[rows] for name, (rows, _) in matrices.items()}
+
+    def spread(costs: dict[str, float]) -> float:
+        owners = {n: pair.first for n, pair in assigned(costs, range(4), seats=4, founded=4, seed=1).items()}
+        return largest_load(true, owners) * 4 / math.fsum(true.values())
+
+    owners = assigned(costs, range(4), seats=4, founded=4, seed=1)
+    for _ in range(3):
+        for me, peer in enumerate(peers):
+            own = [name for name, pair in owners.items() if pair.first == me]
+            peer.took({name: true[name] * (5 if me == 2 else 1) for name in own})
+        told = np.array([peer.told() for peer in peers]).mean(0)
+        for peer in peers:
+            peer.hear(*told.tolist())
+    measured = [peer.costs(peer.seconds()) for peer in peers]
+    assert all(one == measured[0] for one in measured)
+    assert spread(costs) > 1.1 and spread(measured[0]) <= 1.05
+    assert spread(measured[0]) < spread(
+        {name: cost_of(rows, "memory") for name, (rows, _) in matrices.items()}
+    )
+
+
+def test_what_is_measured_is_a_middle_time_and_the_next_sizes_where_there_is_none() -> None:
+    costs = MeasuredCosts({"a": (4, 1), "b": (8, 2), "c": (32, 1)})
+    assert costs.told() == ([0, 0, 0], [0, 0, 0]) and costs.seconds() == [0, 0, 0]
+    for seconds in (9.0, 0.25, 0.25, 0.25, 1e9):
+        costs.took({"a": seconds})
+    costs.took({"b": 1.0})
+    logs, counts = costs.told()
+    assert logs == [-2, -1, 0] and counts == [1, 1, 0], "two matrices of 8 rows in a second"
+    costs.hear([-2 * 0.5, -1 * 0.5, 0], [0.5, 0.5, 0])
+    assert costs.seconds() == [-2, -1, -1 + 3 * 2], "by cubes from 8 to 32 rows"
+    assert costs.costs(costs.seconds()) == {"a": 0.25, "b": 1.0, "c": 32.0}
+    costs.hear([math.nan, math.inf, -400.0], [1, 1, 1])
+    costs.hear([1.0, 1.0, 1.0], [-1, math.nan, 0])
+    assert costs.seconds() == [-2, -1, 5], "what cannot be a time is none"
+    costs.took(dict.fromkeys("abc", 0.0))
+    assert all(math.isfinite(log) for log in costs.told()[0])
+
+
+@given(st.lists(st.floats(0.5, 20.0), min_size=2, max_size=4), st.integers(0, 1000))
+def test_peers_speeds_do_not_count_where_their_sizes_meet(speeds: list[float], seed: int) -> None:
+    """Each peer makes two sizes in a row, so that any two peers' times can be compared by way of others'."""
+    rng = np.random.default_rng(seed)
+    n = len(speeds) + 1
+    true = rng.uniform(0.01, 1.0, n)
+    peers = [MeasuredCosts({f"{at}": (at + 1, 1) for at in range(n)}) for _ in speeds]
+    for _ in range(200):
+        for me, (peer, speed) in enumerate(zip(peers, speeds, strict=True)):
+            peer.took({f"{at}": speed * true[at] for at in (me, me + 1)})
+        told = np.array([peer.told() for peer in peers]).mean(0)
+        for peer in peers:
+            peer.hear(*told.tolist())
+    found = np.array(list(peers[0].costs(peers[0].seconds()).values()))
+    assert np.allclose(found / found[0], true / true[0], rtol=0.02)
 
 
 def least_load(costs: list[float], peers: int) -> float:

@@ -76,6 +76,17 @@ def fragment_chunks(n_values: int, elements: int, fragments: int) -> int:
     return -(-n_chunks(n_values, elements) // fragments)
 
 
+def _words_apart(here: str, there: str) -> tuple[str, str]:
+    """Of two contents, ``what (a 1, b 2)``, the settings that differ; all, where more than these does."""
+    (what, _, mine), (theirs_what, _, theirs) = here.partition(" ("), there.partition(" (")
+    pairs = list(zip(mine.removesuffix(")").split(", "), theirs.removesuffix(")").split(", "), strict=False))
+    apart = [pair for pair in pairs if pair[0] != pair[1]]
+    if what != theirs_what or mine.count(", ") != theirs.count(", ") or not apart:
+        return here, there
+    ours, others = (", ".join(words) for words in zip(*apart, strict=True))
+    return f"{what} with {ours}", f"with {others}"
+
+
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """The tensors of a channel in their order, and how they are averaged.
 
@@ -151,6 +162,8 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             ("averages one part in", self.fragments, other.fragments),
         ):
             if here != there:
+                if what == "averages":
+                    here, there = _words_apart(str(here), str(there))
                 return f"this peer {what} {here}, the other {there}"
         for at, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
             if mine != theirs:

@@ -11,6 +11,12 @@ second average in each step, to which a layer's workers give its gradient and th
 that average carries how many workers' values are in it, by which it is divided. So a row is right whatever
 was lost, and wherever peers that see different crews have placed a layer. A row in which no worker is has
 not come, and the step is taken with that part of the gradient as it was.
+
+Who owns which basis follows from what it costs: by a formula, or measured. Measured times go along with
+averages of factors, and one peer publishes what all are to place by, as an owner publishes a basis. So
+placements change at one step for all, a newcomer gets the costs with the bases, and a second owner stands in
+for the peer that publishes them. A peer that has them late goes by the older ones: then a basis is made
+twice, or is late until its second owner makes it.
 """
 
 from __future__ import annotations
@@ -19,31 +25,38 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ragtag.codecs.base import Codec
-from ragtag.codecs.dense import DenseName, fp32
+from ragtag.codecs.dense import DENSE, DenseName, fp32, int8
 from ragtag.core.types import Outcome
 from ragtag.optim.kfac.communicator import Basis, FactorRound, Needs
-from ragtag.optim.kfac.placement import LayerSize, kaisa
+from ragtag.optim.kfac.placement import LayerSize, MeasuredCosts, cost_of, kaisa, largest_load
 from ragtag.protocols.channel.averager import Averager
-from ragtag.training.named import NamedTensors, Newest
+from ragtag.training.named import Averaging, NamedMean, NamedTensors, Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.transport import PublishingTransport
 
 Placement = Literal["communication", "memory"] | float
 """How many peers precondition a layer's gradient: all, one, or a share of them."""
+PlacementCost = Literal["compute", "memory", "measured"]
+"""What a decomposition of n rows costs: n^3, n^2, or the time that it takes."""
+TIMES, COSTS = "times", "costs"
+"""Among the names of factors and of bases, which have dots: what peers measured, and what all place by."""
+GAIN = 0.1
+"""Owners change where the busiest one has so much less to do then; times are no more exact than that."""
 COMING_MAX = 4
 """Versions of one basis that wait for their step; of more the oldest is passed over."""
 AHEAD_MAX = 2
 """A peer in step with others has no basis for a step further ahead: they are in its step, or in the next."""
-STAMPS = 2
-"""Values before a basis (see ``_Coming``)."""
-STEPS_MAX = 1 << 24
-"""What is stamped is float32: steps go modulo this."""
+DIGITS = 3
+STAMPS = 2 * DIGITS
+"""Values before a basis (see ``_Coming``): numbers as bytes, which bfloat16 has exactly."""
+STEPS_MAX = 1 << 8 * DIGITS
+"""What is stamped goes modulo this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +76,12 @@ class CrewCommunicator:
     """A ``Communicator`` of one K-FAC on a crew's transport.
 
     placement: "communication" (all peers are workers of all layers), "memory" (one is), or a share between.
+    cost: by which bases have their owners; the same on all peers.
     alike: whether all peers take the same steps, by gradients that they have averaged.
     averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
-    Raises ValueError: the placement is none.
+    Raises ValueError: the placement or the cost is none, or the codec is int8.
     """
 
     def __init__(
@@ -77,6 +91,7 @@ class CrewCommunicator:
         needs: Needs,
         *,
         placement: Placement = "communication",
+        cost: PlacementCost = "compute",
         alike: bool = True,
         averager: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
@@ -88,18 +103,42 @@ class CrewCommunicator:
     ) -> None:
         self._transport, self._needs = transport, needs
         self._share, self._alike = share_of(placement), alike
+        if cost not in get_args(PlacementCost):
+            raise ValueError(f'K-FAC: cost is {cost!r}; give "compute", "memory" or "measured"')
+        if (DENSE[codec] if isinstance(codec, str) else codec) is int8:
+            raise ValueError(
+                "K-FAC: codec is int8, which leaves too little of eigenvectors and small eigenvalues: give "
+                '"bf16" or "fp32"'
+            )
+        matrices = {
+            basis: (rows, size.groups)
+            for layer, size in needs.layers.items()
+            for rows, basis in zip((size.a, size.g), needs.bases[layer], strict=True)
+        }
+        self._formula = {
+            name: count * cost_of(rows, "memory" if cost == "memory" else "compute")
+            for name, (rows, count) in matrices.items()
+        }
+        self._measured = MeasuredCosts(matrices) if cost == "measured" else None
+        self._publishes_costs = False
+        averaged, self._computed = dict(needs.averaged), dict(needs.computed)
+        if self._measured is not None:
+            sizes = torch.zeros(len(self._measured.sizes))
+            averaged[TIMES], self._computed[COSTS] = sizes.repeat(2, 1), sizes
+        self._costs = self._priced(self._formula)
+        """What owners follow from now."""
         self._used: dict[str, _Coming] = {}
-        self._coming: dict[str, deque[_Coming]] = {name: deque(maxlen=COMING_MAX) for name in needs.computed}
+        self._coming: dict[str, deque[_Coming]] = {name: deque(maxlen=COMING_MAX) for name in self._computed}
         self._looked: dict[str, tuple[int, int]] = {}
         self.tensors = NamedTensors(
             transport,
             name,
-            needs.averaged,
-            {name: example.new_zeros(example.numel() + STAMPS) for name, example in needs.computed.items()},
+            averaged,
+            {name: example.new_zeros(example.numel() + STAMPS) for name, example in self._computed.items()},
             method=averager,
             codec=codec,
             seed=seed,
-            settings=f"{needs.settings}, placement {placement}",
+            settings=f"{needs.settings}, placement {placement}, cost {cost}",
             founded=founded,
             away=away,
             on_outcome=on_outcome,
@@ -124,27 +163,41 @@ class CrewCommunicator:
     # -- Factors and bases
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
-        """Begin an average of all factors."""
-        return self.tensors.average(values, weight)
+        """Begin an average of all factors, and of what decompositions take."""
+        measured = self._measured
+        if measured is None:
+            return self.tensors.average(values, weight)
+        under_way = self.tensors.average({**values, TIMES: torch.tensor(measured.told())}, weight)
+        return _Timed(under_way, measured)
 
-    def mine(self) -> list[str]:
+    def mine(self, step: int) -> list[str]:
         """The bases that this peer owns, and those for whose silent owner it stands in."""
-        names = self.tensors.mine(self._needs.costs)
-        owners = self.tensors.owners(self._needs.costs)
+        self._look_at_costs(step)
+        names = self.tensors.mine(self._costs)
+        owners = self.tensors.owners(self._costs)
         stood_in = {name for name in names if owners[name].first != self._transport.me}
         self._standing_in = frozenset(
             layer for layer, bases in self._needs.bases.items() if not stood_in.isdisjoint(bases)
         )
-        return names
+        self._publishes_costs = COSTS in names
+        return [name for name in names if name != COSTS]
 
-    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
-        """Have all take these; waits for nobody."""
-        stamps = torch.tensor([float((step + 1) % STEPS_MAX), float(min(late, STEPS_MAX))])
+    def publish(
+        self, values: Mapping[str, Tensor], took_s: Mapping[str, float], late: int, step: int
+    ) -> None:
+        """Have all take these, and costs with them where this peer tells these; waits for nobody."""
+        given = dict(values)
+        if self._measured is not None:
+            self._measured.took(took_s)
+            if self._publishes_costs:
+                given[COSTS] = self._costs_to_come(self._measured)
+        stamps = torch.tensor([*_digits(step + 1), *_digits(min(late, STEPS_MAX - 1))])
         self.tensors.publish(
             {
                 name: torch.cat([stamps.to(one.device), one.reshape(-1).float()])
-                for name, one in values.items()
-            }
+                for name, one in given.items()
+            },
+            self._costs,
         )
 
     def newest(self, name: str, step: int) -> Basis | None:
@@ -152,16 +205,51 @@ class CrewCommunicator:
         came, coming = self.tensors.newest(name), self._coming[name]
         if came is not None and self._looked.get(name) != (came.version, came.peer):
             self._looked[name] = came.version, came.peer
-            begin, late = map(int, came.tensor[:STAMPS].tolist())
+            begin, late = (_number(came.tensor[at : at + DIGITS]) for at in (0, DIGITS))
             coming.append(_Coming(came, _nearest(begin, step), late))
         while coming and not (self._alike and step < coming[0].begin <= step + AHEAD_MAX):
             self._used[name] = coming.popleft()
         used = self._used.get(name)
         if used is None:
             return None
-        form = self._needs.computed[name].shape
+        form = self._computed[name].shape
         age = max(0, self.tensors.clock - used.newest.version) + used.late
         return Basis(used.newest.tensor[STAMPS:].reshape(form), age)
+
+    # -- Costs
+
+    def _priced(self, bases: Mapping[str, float]) -> dict[str, float]:
+        """With next to nothing for the costs themselves, where these are measured."""
+        least = min(bases.values()) / 1000
+        return dict(bases) if self._measured is None else {**bases, COSTS: least}
+
+    def _look_at_costs(self, step: int) -> None:
+        """Place by the costs that are to be used at a step."""
+        came = None if self._measured is None else self.newest(COSTS, step)
+        if self._measured is None or came is None:
+            return
+        seconds = came.tensor.nan_to_num(0.0).clamp(-64.0, 64.0)  # of another peer: costs that can be
+        costs = self._priced(self._measured.costs(seconds.tolist()) if seconds.any() else self._formula)
+        if costs != self._costs:
+            self._costs = costs
+            if self._gradients is not None:
+                self._place()
+
+    def _costs_to_come(self, measured: MeasuredCosts) -> Tensor:
+        """What all are to place by: as before, or as measured, where the busiest owner has less to do then.
+
+        Zeros stand for the formula.
+        """
+        seconds = measured.seconds()
+        true = self._priced(measured.costs(seconds))
+        now, then = (
+            largest_load(true, {name: pair.first for name, pair in self.tensors.owners(costs).items()})
+            for costs in (self._costs, true)
+        )
+        if then < (1 - GAIN) * now:
+            return torch.tensor(seconds)
+        held = self._used.get(COSTS)
+        return torch.zeros(len(measured.sizes)) if held is None else held.newest.tensor[STAMPS:]
 
     # -- Gradients
 
@@ -176,8 +264,8 @@ class CrewCommunicator:
         self._seen, me = self._transport.live, self._transport.me
         plan = kaisa(self._needs.layers, self._seen, fraction=self._share)
         self._work = frozenset(layer for layer, one in plan.items() if me in one.workers)
-        owners = self.tensors.owners(self._needs.costs)
-        wanted = {name for name, pair in owners.items() if me in pair}
+        owners = self.tensors.owners(self._costs)
+        wanted = {name for name, pair in owners.items() if me in pair or name == COSTS}
         wanted.update(basis for layer in self._work for basis in self._needs.bases[layer])
         self.tensors.only(sorted(wanted))
 
@@ -187,6 +275,19 @@ class CrewCommunicator:
             return own
         mean = self._gradients.average({"rows": self._rows.filled(own)}).result()
         return {**self._rows.read(mean["rows"]), **own}
+
+
+class _Timed:
+    """A round of factors, with what decompositions take at all peers."""
+
+    def __init__(self, under_way: Averaging, measured: MeasuredCosts) -> None:
+        self._under_way, self._measured = under_way, measured
+
+    def result(self) -> NamedMean:
+        mean = self._under_way.result()
+        logs, counts = mean[TIMES].tolist()
+        self._measured.hear(logs, counts)
+        return mean
 
 
 class Rows:
@@ -226,6 +327,16 @@ class Rows:
                 flat = torch.where(given, rows[:, 1:] / rows[:, :1], math.nan).reshape(-1)
                 found[name] = flat[: math.prod(shape)].reshape(shape)
         return found
+
+
+def _digits(number: int) -> list[float]:
+    """The number modulo ``STEPS_MAX``, byte by byte."""
+    return [float(byte) for byte in (number % STEPS_MAX).to_bytes(DIGITS, "big")]
+
+
+def _number(digits: Tensor) -> int:
+    """Whatever another peer has sent, it is some number."""
+    return int.from_bytes(bytes(map(int, digits.nan_to_num(0.0).clamp(0, 255).tolist())), "big")
 
 
 def _nearest(stamp: int, step: int) -> int:

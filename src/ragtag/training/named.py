@@ -181,6 +181,8 @@ class NamedTensors:
         self._base = 0
         self._opened: int | None = None
         self._known: dict[str, _Known] = {}
+        self._taken_since = dict.fromkeys(self._computed, 0)
+        """Of the computed names that this peer takes, the clock from which on it does."""
         self._intervals: deque[int] = deque(maxlen=_INTERVALS)
         averager = _averager(method)
         alike = f" ({settings})" if settings else ""
@@ -306,22 +308,24 @@ class NamedTensors:
             known = self._known.get(name)
             version = NONE if known is None else known.version
             stood_in = known is not None and version.maker == me
-            if first == me or (second == me and (stood_in or self._missed(version) >= MISSED)):
+            if first == me or (second == me and (stood_in or self._missed(name, version) >= MISSED)):
                 names.append(name)
         return names
 
-    def _missed(self, version: Version) -> int:
+    def _missed(self, name: str, version: Version) -> int:
         """How many turns should have brought a newer version by now; 0 as long as no turn is known."""
         turn = median_low(self._intervals) if self._intervals else math.inf
-        return max(0, int((self.clock - max(self._opened or 0, version.clock)) // turn) - 1)
+        since = max(self._opened or 0, version.clock, self._taken_since.get(name, self.clock))
+        return max(0, int((self.clock - since) // turn) - 1)
 
     # -- Values of one owner
 
-    def publish(self, values: Mapping[str, torch.Tensor]) -> None:
+    def publish(self, values: Mapping[str, torch.Tensor], costs: Mapping[str, float] | None = None) -> None:
         """Have all peers take these values, which are copied. Waits for nobody.
 
         values: of any computed names, of their shapes. A name's owner is meant to; what its second owner
         publishes gives way to what the owner publishes in the same round.
+        costs: as in ``owners``, by which owners are told from second ones.
 
         Raises:
             TypeError: a value is no tensor.
@@ -334,7 +338,7 @@ class NamedTensors:
                 raise NotFinite(
                     f"{name!r} of {self._name!r} has values that are not finite; it is not published"
                 )
-        names, owners, me = list(self._computed), self.owners(), self._transport.me
+        names, owners, me = list(self._computed), self.owners(costs), self._transport.me
         clock = self.clock
         own = {name: value for name, value in values.items() if owners[name].first == me}
         for part, at in ((own, clock), ({n: v for n, v in values.items() if n not in own}, clock - 1)):
@@ -359,7 +363,7 @@ class NamedTensors:
         version = known.version
         age_s = max(0.0, self._transport.now_s() - known.made_s)
         age = max(0, self.clock - version.clock)
-        return Newest(known.tensor, version.clock, version.maker, age, age_s, self._missed(version))
+        return Newest(known.tensor, version.clock, version.maker, age, age_s, self._missed(name, version))
 
     def only(self, names: Sequence[str]) -> None:
         """From now on this peer takes these computed names, and no others, from their owners.
@@ -371,6 +375,8 @@ class NamedTensors:
             if name not in self._computed:
                 raise ValueError(f"{self._name!r} has no computed tensor {name!r}")
         every = list(self._computed)
+        clock = self.clock
+        self._taken_since = {name: self._taken_since.get(name, clock) for name in names}
         wanted = frozenset(every.index(name) for name in names)
         self._transport.publish(Publish(self._published, {}, wanted=wanted))
 

@@ -20,7 +20,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 3))
     optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model, average="gradients")
-    kfac = crew.kfac(model, optimizer, damping=0.1, scaling="fisher", inverse_every=3)
+    kfac = crew.kfac(model, optimizer, damping=0.1, scaling="fisher", inverse_every=3, cost="measured")
     print("seat", crew.rank, "pid", os.getpid(), flush=True)
     rng = torch.Generator().manual_seed(crew.rank)
     far, first, turn = False, None, 0

@@ -37,7 +37,13 @@ from ragtag.schedules.grouping import ProgressiveGrouping
 from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.kfac import CrewCommunicator, Placement, averages_gradients, require_gradients
+from ragtag.training.kfac import (
+    CrewCommunicator,
+    Placement,
+    PlacementCost,
+    averages_gradients,
+    require_gradients,
+)
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.deal import Indices
@@ -436,6 +442,7 @@ class Crew:
         kl_clip: float | ByStep | None = 0.001,
         factor_every: int | EveryByStep = 1,
         inverse_every: int | EveryByStep = 10,
+        images_every: int = 1,
         form: DecompositionForm = "eigen",
         scaling: Scaling = "pytorch",
         factor_dtype: torch.dtype = torch.float32,
@@ -443,6 +450,7 @@ class Crew:
         background: bool = True,
         skip: Sequence[str] = (),
         placement: Placement = "communication",
+        cost: PlacementCost = "compute",
         averager: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
     ) -> KFAC:
@@ -458,8 +466,10 @@ class Crew:
             "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
             A number: that share of the peers does. Less than all needs an optimizer that averages gradients
             in each step.
+        cost: of a decomposition, by which owners have even loads: "compute" (n^3), "memory" (n^2), or
+            "measured": peers time their own, and one of them says what all place by from then on.
         averager: of factors, and of gradients that travel: ``ragtag.RPS()`` (the default), or another that
-            averages at once. codec: how factors and bases travel.
+            averages at once. codec: how factors and bases travel: "fp32" or "bf16".
         The others: ``ragtag.KFAC``. All peers give the same.
 
         Raises SchemaMismatch where another peer has other layers or settings; TypeError or ValueError, saying
@@ -484,6 +494,7 @@ class Crew:
                 taken,
                 needs,
                 placement=placement,
+                cost=cost,
                 alike=averages_gradients(optimizer),
                 averager=averager,
                 codec=codec,
@@ -513,6 +524,7 @@ class Crew:
                 kl_clip=kl_clip,
                 factor_every=factor_every,
                 inverse_every=inverse_every,
+                images_every=images_every,
                 form=form,
                 scaling=scaling,
                 factor_dtype=factor_dtype,

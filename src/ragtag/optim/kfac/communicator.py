@@ -23,7 +23,6 @@ class Needs:
     """What one K-FAC asks for.
 
     averaged, computed: factors and bases by name.
-    costs: of computing each of the latter.
     layers: how large each is, by name.
     bases: of each layer, the names of what its gradient is preconditioned by.
     settings: in words; the same on all peers, or their preconditioned gradients differ.
@@ -31,7 +30,6 @@ class Needs:
 
     averaged: Examples
     computed: Examples
-    costs: Mapping[str, float]
     layers: Mapping[str, LayerSize]
     bases: Mapping[str, tuple[str, ...]]
     settings: str
@@ -70,12 +68,17 @@ class Communicator(Protocol):
         """Begin an average of all factors. weight: how much this peer's count."""
         ...
 
-    def mine(self) -> list[str]:
-        """Of all computed tensors, those that this peer is to compute now."""
+    def mine(self, step: int) -> list[str]:
+        """Of all computed tensors, those that this peer is to compute at a step."""
         ...
 
-    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
-        """At a step, have all take these, made of the factors of so many averages ago; waits for nobody."""
+    def publish(
+        self, values: Mapping[str, Tensor], took_s: Mapping[str, float], late: int, step: int
+    ) -> None:
+        """At a step, have all take these, made of the factors of so many averages ago; waits for nobody.
+
+        took_s: how long each of them took.
+        """
         ...
 
     def newest(self, name: str, step: int) -> Basis | None:
@@ -121,7 +124,7 @@ class OneProcess:
     def _count(self) -> None:
         self._rounds += 1
 
-    def mine(self) -> list[str]:
+    def mine(self, step: int) -> list[str]:
         """All."""
         return list(self._forms)
 
@@ -133,7 +136,9 @@ class OneProcess:
         """Its own."""
         return own
 
-    def publish(self, values: Mapping[str, Tensor], late: int, step: int) -> None:
+    def publish(
+        self, values: Mapping[str, Tensor], took_s: Mapping[str, float], late: int, step: int
+    ) -> None:
         """There at once."""
         self._held.update({name: (value, self._rounds - late) for name, value in values.items()})
 

@@ -36,11 +36,15 @@ Scaling = Literal["fisher", "pytorch"]
 
 
 class PassGate:
-    """What K-FAC tells the hooks of its layers: whether passes count now, and how losses are scaled."""
+    """What K-FAC tells the hooks of its layers: whether passes count now, how losses are scaled, and of how
+    many images one counts.
+    """
 
-    def __init__(self, scale: Callable[[], float], scaling: Scaling = "pytorch") -> None:
+    def __init__(
+        self, scale: Callable[[], float], scaling: Scaling = "pytorch", images_every: int = 1
+    ) -> None:
         self.opened = True
-        self.scale, self.scaling = scale, scaling
+        self.scale, self.scaling, self.images_every = scale, scaling, images_every
 
 
 class KfacLayer:
@@ -127,17 +131,21 @@ class KfacLayer:
         """Sums over rows are of float32 at least: in half precision a few thousand rows would overflow."""
         return torch.promote_types(self.dtype, torch.float32)
 
+    def _counted(self, images: Tensor) -> Tensor:
+        """Those of a pass that go into the factors, the same of inputs and gradients: ``(N, C, H, W)``."""
+        return images[:: self._gate.images_every] if images.dim() == 4 else images.unsqueeze(0)
+
     def input_covariance(self, given: Tensor) -> Tensor:
         """Of what the layer's outputs are products of: ``(a, a)``, or ``(groups, a, a)``.
 
         given: a pass's input, ``(..., in)``, or ``(N, C, H, W)`` or ``(C, H, W)``.
         """
-        given = given.to(self._sums_as)
         if isinstance(self.module, nn.Linear):
+            given = given.to(self._sums_as)
             product = _product(given.reshape(1, -1, given.shape[-1]), self.module.bias is not None)
             n, positions = given.numel() // given.shape[-1], 1
         else:
-            patches = self._patches(self.module, given if given.dim() == 4 else given.unsqueeze(0))
+            patches = self._patches(self.module, self._counted(given).to(self._sums_as))
             _, samples, height, width, *sides = patches.shape
             n, positions = samples * height * width, height * width
             rows = patches.reshape(self.groups, n, -1)
@@ -151,13 +159,13 @@ class KfacLayer:
 
     def output_covariance(self, gradient: Tensor) -> Tensor:
         """Of a pass's output gradient: ``(g, g)``, or ``(groups, g, g)``."""
-        samples, gradient = self._samples_of(gradient), gradient.to(self._sums_as)
+        samples = self._samples_of(gradient)
         if isinstance(self.module, nn.Linear):
-            rows, positions = gradient.reshape(1, -1, gradient.shape[-1]), 1
+            rows, positions = gradient.to(self._sums_as).reshape(1, -1, gradient.shape[-1]), 1
         else:
-            whole = gradient if gradient.dim() == 4 else gradient.unsqueeze(0)
+            whole = self._counted(gradient).to(self._sums_as)
             positions = whole.shape[2] * whole.shape[3]
-            rows = whole.view(len(whole), self.groups, -1, positions).permute(1, 0, 3, 2)
+            rows = whole.reshape(len(whole), self.groups, -1, positions).permute(1, 0, 3, 2)
             rows = rows.reshape(self.groups, len(whole) * positions, -1)
         weight = samples**2 if self._gate.scaling == "fisher" else 1 / positions**2
         return self._averaged(_product(rows), weight / rows.shape[1] / self._gate.scale() ** 2)
@@ -277,14 +285,36 @@ def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tenso
 
     eigen: ``(..., n + 1, n)``: eigenvectors as columns, and below them the eigenvalues, those below 0 as 0.
     inverse: of ``factor + damping I``, ``(..., n, n)``.
+
+    Raises torch.linalg.LinAlgError: it has none; an inverse, where an eigenvalue of the damped factor is not
+    above 0: what rounding has left of a singular factor would turn the gradient around.
     """
     plain = factor if factor.dtype == torch.float64 else factor.float()
     if form == "inverse":
         eye = torch.eye(plain.shape[-1], dtype=plain.dtype, device=plain.device)
-        inverse: Tensor = torch.linalg.inv(plain + damping * eye)
+        root, failed = torch.linalg.cholesky_ex(plain + damping * eye)
+        if bool(failed.any()):
+            raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+                f"with damping {damping:g} it is singular but for rounding; give a larger damping"
+            )
+        inverse: Tensor = torch.cholesky_inverse(root)
         return inverse.contiguous()  # as those have it that it is sent to: products round by memory's order
     values, vectors = torch.linalg.eigh(plain)
     return torch.cat([vectors, values.clamp(min=0).unsqueeze(-2)], -2)
+
+
+def too_little_damping(basis: Tensor, other: Tensor, damping: float) -> float | None:
+    """The damping that a factor's eigenvectors need at least to count, where it is singular and has less.
+
+    basis: ``decomposed`` by eigenvectors. other: the layer's other factor, whose norm is at least its
+    largest eigenvalue. Of n eigenvalues those below n eps times the largest are rounding (``matrix_rank``);
+    with less damping than that, gradients there are divided by next to nothing, and so is their rounding.
+    """
+    values = _parts(basis)[1]
+    largest = values.amax(-1) * values.shape[-1] * torch.finfo(values.dtype).eps
+    singular = values.amin(-1) <= largest
+    needed = float((largest * singular * torch.linalg.matrix_norm(other.to(values))).max())
+    return needed if damping < needed else None
 
 
 def undecomposed(factor: Tensor, form: DecompositionForm) -> Tensor:

@@ -14,8 +14,10 @@ rows are counted around.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Literal
 
 SIDES: tuple[Literal["A"], Literal["G"]] = ("A", "G")
@@ -26,6 +28,10 @@ VALUE_BYTES = 4
 CostModel = Literal["compute", "memory"] | Mapping[int, float]
 """``n**3``, ``n**2``, or measured: seconds to decompose one matrix, by its size."""
 DecompositionForm = Literal["eigen", "inverse"]
+_LATEST = 5
+"""Times of one size that a peer goes by: a middle one of few follows a machine that gets slower."""
+_SECONDS_MIN, _SECONDS_MAX = 2.0**-40, 2.0**20
+"""A time that a peer tells beyond these is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,75 @@ def cost_of(size: int, model: CostModel = "compute") -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"no seconds above 0 were measured for a factor of {size} rows: {seconds}")
     return seconds
+
+
+class MeasuredCosts:
+    """What decompositions take where they are made, and what the crew makes of that.
+
+    A peer times its own ones, and tells the middle of the latest of each size, which an average over peers
+    brings together. Only ratios count, so times are told as logarithms, less by how much this peer is slower
+    than the crew at the sizes that it has made. So a size that slow peers alone have made is not dear for it.
+
+    Averages differ between peers where something was lost. So no peer places by what it has heard: one of
+    them publishes what it would place by, and all take that (``training/kfac``).
+    """
+
+    def __init__(self, matrices: Mapping[str, tuple[int, int]]) -> None:
+        """matrices: of each basis by name, the rows of its matrices, and how many these are."""
+        self._matrices = dict(matrices)
+        self.sizes = sorted({rows for rows, _ in matrices.values()})
+        """What is told is of these, in this order."""
+        self._own: dict[int, deque[float]] = {size: deque(maxlen=_LATEST) for size in self.sizes}
+        self._heard: list[float | None] = [None] * len(self.sizes)
+
+    def took(self, seconds: Mapping[str, float]) -> None:
+        """This peer made these bases."""
+        for name, took_s in seconds.items():
+            rows, count = self._matrices[name]
+            self._own[rows].append(min(max(took_s / count, _SECONDS_MIN), _SECONDS_MAX))
+
+    def told(self) -> tuple[list[float], list[float]]:
+        """Of each size log2 of its seconds on a usual peer, and 1; of one that was not made here, 0 and 0."""
+        own = [math.log2(median(times)) if times else None for times in self._own.values()]
+        slower = [
+            log - heard
+            for log, heard in zip(own, self._heard, strict=True)
+            if log is not None and heard is not None
+        ]
+        less = fmean(slower) if slower else 0.0
+        return [0.0 if log is None else log - less for log in own], [float(log is not None) for log in own]
+
+    def hear(self, logs: Sequence[float], counts: Sequence[float]) -> None:
+        """What peers told, averaged. A size that none of them has made stays as it was."""
+        low, high = math.log2(_SECONDS_MIN), math.log2(_SECONDS_MAX)
+        for at, (log, count) in enumerate(zip(logs, counts, strict=True)):
+            if count > 0 and low <= log / count <= high:
+                self._heard[at] = log / count
+
+    def seconds(self) -> list[float]:
+        """log2 of the seconds of each size, as this peer has heard; all 0: nothing has been measured.
+
+        A size that was never made takes the time of the one next to it, by the cube of rows.
+        """
+        known = [(size, log) for size, log in zip(self.sizes, self._heard, strict=True) if log is not None]
+        found = []
+        for size in self.sizes:
+            near, log = min(known, key=lambda one: abs(math.log2(one[0] / size)), default=(size, 0.0))
+            found.append(log + 3 * math.log2(size / near))
+        return found
+
+    def costs(self, seconds: Sequence[float]) -> dict[str, float]:
+        """Of each basis, by log2 of the seconds of each size."""
+        model = {size: 2.0**log for size, log in zip(self.sizes, seconds, strict=True)}
+        return {name: count * cost_of(rows, model) for name, (rows, count) in self._matrices.items()}
+
+
+def largest_load(costs: Mapping[str, float], owners: Mapping[str, int]) -> float:
+    """What the busiest owner has to do: owners: of each name."""
+    loads = dict.fromkeys(owners.values(), 0.0)
+    for name, owner in owners.items():
+        loads[owner] += costs[name]
+    return max(loads.values())
 
 
 def longest_first(costs: Mapping[str, float], bins: Sequence[int]) -> dict[str, int]:

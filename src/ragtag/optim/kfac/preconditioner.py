@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,21 +33,24 @@ from ragtag.optim.kfac.layers import (
     Scaling,
     decomposed,
     preconditioned,
+    too_little_damping,
     undecomposed,
     why_not,
 )
-from ragtag.optim.kfac.placement import SIDES, DecompositionForm, cost_of
+from ragtag.optim.kfac.placement import SIDES, DecompositionForm
 
+_NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Decompositions, and of those that failed why."""
+    """Decompositions, how long each took, and what is odd: of those that failed, or are of little use."""
 
     bases: dict[str, Tensor]
-    failed: dict[str, str]
+    took_s: dict[str, float]
+    odd: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class KFAC:
     kl_clip: kappa; ``None``: no clip.
     factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
     a number, or by step.
+    images_every: of a batch's images, each so many-th goes into factors of convolutions, which take most of a
+    step's time: 4 costs a fourth, and the factors are noisier. Layers of rows count whole.
     form: "eigen" (of the damped Kronecker product), or "inverse" (of damped factors).
     scaling: "fisher", of samples' losses, or "pytorch", as kfac-pytorch counts (see ``layers``): damping and
     clip of one mean something else in the other. The loss is to be a mean over its samples.
@@ -78,7 +84,7 @@ class KFAC:
     then as the last average that has ended left them. One set is under way at most.
     skip: names of modules that are left to the optimizer.
     communicator: makes one from what is needed; by default there are no other peers.
-    on_note: told of a layer, and of what is odd with it, once each.
+    on_note: told of a layer, and of what is odd with it, once each; by default a ``RuntimeWarning`` says so.
 
     Warns once (``RuntimeWarning``) where the optimizer takes a step before ``step`` was ever called.
 
@@ -102,6 +108,7 @@ class KFAC:
         kl_clip: float | ByStep | None = 0.001,
         factor_every: int | EveryByStep = 1,
         inverse_every: int | EveryByStep = 10,
+        images_every: int = 1,
         form: DecompositionForm = "eigen",
         scaling: Scaling = "pytorch",
         factor_dtype: torch.dtype = torch.float32,
@@ -123,7 +130,11 @@ class KFAC:
             raise ValueError(f'K-FAC: scaling is {scaling!r}; give "fisher" or "pytorch"')
         if not isinstance(factor_dtype, torch.dtype) or not factor_dtype.is_floating_point:
             raise ValueError(f"K-FAC: factor_dtype is {factor_dtype}; give a real floating-point type")
-        gate = PassGate(_scale(grad_scale), scaling)
+        if type(images_every) is not int or images_every < 1:
+            raise ValueError(
+                f"K-FAC: images_every is {images_every!r}; it must be a whole number, 1 at least"
+            )
+        gate = PassGate(_scale(grad_scale), scaling, images_every)
         known, self._left_out = _sorted_out(model, skip)
         self._form: DecompositionForm = form
         self._scaling: Scaling = scaling
@@ -144,10 +155,6 @@ class KFAC:
         needs = Needs(
             averaged=averaged,
             computed={self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()},
-            costs={
-                self._basis(name): layer.groups * cost_of(layer.size.side(side))
-                for name, (layer, side) in self._sides.items()
-            },
             layers={name: layer.size for name, layer in self._layers.items()},
             bases={name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers},
             settings=_in_words(
@@ -156,8 +163,10 @@ class KFAC:
                 kl_clip=kl_clip,
                 factor_every=factor_every,
                 inverse_every=inverse_every,
+                images_every=images_every,
                 form=form,
                 scaling=scaling,
+                factor_dtype=factor_dtype,
             ),
         )
         self._peers = communicator(needs) if communicator else OneProcess(needs)
@@ -212,9 +221,12 @@ class KFAC:
 
     def _note(self, name: str, what: str) -> None:
         kind = what.split(":")[0]
-        if self._on_note is not None and (name, kind) not in self._noted:
+        if (name, kind) not in self._noted:
             self._noted.add((name, kind))
-            self._on_note(name, what)
+            if self._on_note is None:
+                warnings.warn(f"K-FAC: {name}: {what}", RuntimeWarning, stacklevel=3)
+            else:
+                self._on_note(name, what)
 
     # -- A step
 
@@ -289,9 +301,9 @@ class KFAC:
                 layer.factors[side] = means[name].to(layer.factors[side])
 
     def _decompose(self, damping: float) -> None:
-        due = set(self._peers.mine())
+        due = set(self._peers.mine(self.steps))
         factors = {
-            self._basis(name): layer.factors[side]
+            self._basis(name): (layer.factors[side], layer.factors["G" if side == "A" else "A"])
             for name, (layer, side) in self._sides.items()
             if layer.folded and self._basis(name) in due
         }
@@ -309,10 +321,10 @@ class KFAC:
             self._publish(job.future.result(), job.rounds)
 
     def _publish(self, made: _Made, rounds: int) -> None:
-        self._peers.publish(made.bases, self._rounds - rounds, self.steps)
+        self._peers.publish(made.bases, made.took_s, self._rounds - rounds, self.steps)
         of = {basis: name for name, bases in self._bases().items() for basis in bases}
-        for basis, why in made.failed.items():
-            self._note(of[basis], f"its factor cannot be decomposed, and it goes on with older bases: {why}")
+        for basis, what in made.odd.items():
+            self._note(of[basis], what)
 
     def _bases(self) -> dict[str, tuple[str, ...]]:
         return {name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers}
@@ -453,22 +465,34 @@ class KFAC:
 
 
 def _decomposed_all(
-    factors: Mapping[str, Tensor], form: DecompositionForm, damping: float, stop: threading.Event
+    factors: Mapping[str, tuple[Tensor, Tensor]],
+    form: DecompositionForm,
+    damping: float,
+    stop: threading.Event,
 ) -> _Made:
-    """Of each factor, in the order given, as long as K-FAC lives."""
-    made = _Made({}, {})
-    for name, factor in factors.items():
+    """Of each factor, beside which its layer's other one is, in the order given, as long as K-FAC lives."""
+    made = _Made({}, {}, {})
+    for name, (factor, other) in factors.items():
         if stop.is_set():
             break
+        began_s = time.perf_counter()
         try:
             basis = decomposed(factor, form, damping)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            made.failed[name] = str(error)
+            made.odd[name] = f"{_NOT_MADE}: {error}"
             continue
         if torch.isfinite(basis).all():
             made.bases[name] = basis
+            made.took_s[name] = time.perf_counter() - began_s
         else:
-            made.failed[name] = "it is not finite"
+            made.odd[name] = f"{_NOT_MADE}: it is not finite"
+            continue
+        needed = too_little_damping(basis, other, damping) if form == "eigen" else None
+        if needed is not None:
+            made.odd[name] = (
+                "its factor is singular, and damping is below its rounding: give a damping of "
+                f"{needed:.0e} or more, not {damping:g}, or scale the layer's inputs"
+            )
     return made
 
 

@@ -858,8 +858,8 @@ class ChannelWay:
             self.state = _State.OVER
             why = (
                 f"peer {self._me} does not average what peer {_names(larger)} does: "
-                f"{self._difference(theirs[larger[0]])}. Build the same model, with the same averager, "
-                "on every peer"
+                f"{self._difference(theirs[larger[0]])}. Build the same model, with the same averager and "
+                "settings, on every peer"
             )
             return [*effects, Differs(why)]
         differing = {peer: other for peer, other in theirs.items() if other != mine}

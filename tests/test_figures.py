@@ -206,6 +206,25 @@ def test_each_result_names_its_commit_and_its_code(figures: ModuleType, tmp_path
     assert any(line.startswith("other.json: name its code") for line in told)
 
 
+def test_a_result_to_come_is_said_until_it_is_there(figures: ModuleType, tmp_path: Path) -> None:
+    result = tmp_path / "benchmarks" / "results" / "speed.json"
+    made, table = house(figures, tmp_path), tmp_path / "tools" / "figures.toml"
+    stored = result.read_text()
+    result.unlink()
+    assert "there is no benchmarks/results/speed.json" in figures.Figures(tmp_path).check()[0]
+    text = table.read_text().replace("code = [", "to_come = true\ncode = [")
+    table.write_text(text.replace('file = "PAGE.md"', 'file = "PAGE.md"\nresult = "speed"'))
+    assert figures.Figures(tmp_path).write() == ["PAGE.md"]
+    assert "Not measured yet: `python tools/measure.py speed`." in (tmp_path / "PAGE.md").read_text()
+    assert figures.Figures(tmp_path).check() == []
+    result.write_text(stored)
+    made = figures.Figures(tmp_path)
+    assert made.write() == ["PAGE.md"] and row(tmp_path).startswith("1.2 times (goal 1.4)")
+    assert made.check() == [
+        "[results.speed]: benchmarks/results/speed.json is there; take to_come away",
+    ]
+
+
 def git(root: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     command = ["git", *who, *words]

@@ -13,6 +13,7 @@ A sentence has placeholders: an expression in Python's syntax, then a colon and 
 - ``{span(churn.join_s):.1f}`` is "1.2 to 3.0"; the functions are ``FUNCTIONS``, beside ``+ - * /``.
 - ``{x <= 1.4}`` is "(goal 1.4)", or "(goal 1.4, missed)"; ``{x <= 1.01:1 %}`` names the goal otherwise.
 - ``{'8 kills'}`` is a setting, in these words. ``{unstored('8 s')}`` is "8 s (not stored)".
+- A block of a result that has ``to_come = true`` (``result = NAME``) says that it was not measured yet.
 - ``let.name`` is a name for an expression; other fields of a row or a block are names for texts and numbers.
 - In a block's text ``{rows}`` are its rows, and ``{at}`` is the commit at which what is read was measured.
 
@@ -42,9 +43,9 @@ TABLE = Path("tools") / "figures.toml"
 PLACEHOLDER = re.compile(r"""\{((?:"[^"]*"|'[^']*'|[^{}"':])*)(?::([^{}]*))?\}""")
 AT, ROWS = "\0at\0", "\0rows\0"
 TWO_COLUMNS = "| | |\n|---|---|\n{rows}"
-NOT_STORED = "not stored"
+NOT_STORED, NOT_MEASURED = "not stored", "Not measured yet"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-FIELDS = {"name", "file", "text", "row", "what", "says", "holds", "let", "unstored"}
+FIELDS = {"name", "file", "text", "row", "what", "says", "holds", "let", "unstored", "result"}
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -221,6 +222,10 @@ class Results:
             raise Wrong(f"{name}.json names no commit: run it anew, or give stored_at in {TABLE}")
         return name, ("at", short(commit)) if commit is not None else ("stored at", str(stored))
 
+    def is_to_come(self, name: str) -> bool:
+        """Whether a result has a command, and was not measured yet."""
+        return name not in self.documents and bool(self.entries.get(name, {}).get("to_come"))
+
     def code(self, name: str) -> list[str]:
         """The paths whose change makes a result old."""
         paths = list(self.entries.get(name, {}).get("code", ()))
@@ -234,8 +239,11 @@ class Results:
             yield f"{name}.json: name its code in {TABLE}, [results.{name}]"
         for name, entry in self.entries.items():
             if name not in self.documents:
-                yield f"[results.{name}]: there is no {RESULTS / name}.json"
+                if not self.is_to_come(name):
+                    yield f"[results.{name}]: there is no {RESULTS / name}.json"
                 continue
+            if entry.get("to_come"):
+                yield f"[results.{name}]: {RESULTS / name}.json is there; take to_come away"
             for path in entry.get("code", ()):
                 if not (self.root / path).exists():
                     yield f"[results.{name}]: its code {path} does not exist"
@@ -484,6 +492,8 @@ def made(block: dict[str, Any], results: Results) -> str:
     Raises:
         Wrong: a result has no such field, a number has no source, or words are no longer true.
     """
+    if results.is_to_come(name := block.get("result", "")):
+        return f"{NOT_MEASURED}: `python tools/measure.py {name}`."
     whole, lines, reason = (
         Sentence(results, variables(block), block.get("let", {})),
         [],

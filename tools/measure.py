@@ -1,6 +1,6 @@
 """Runs benchmarks again and stores what they find, then writes the tables of figures anew.
 
-    python tools/measure.py                    # every stored result that is older than its code
+    python tools/measure.py                    # every result that is older than its code, or to come
     python tools/measure.py averaging storms   # these
     python tools/measure.py --list             # what would run, and what it needs; runs nothing
 
@@ -90,7 +90,7 @@ def main(given: Sequence[str] | None = None, root: Path = ROOT) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="of results; none: those older than their code"
+        "names", nargs="*", metavar="NAME", help="of results; none: those older than their code, or to come"
     )
     parser.add_argument("--list", action="store_true", help="only say what would run")
     parser.add_argument("--with", dest="given", action="append", default=[], metavar="NAME=VALUE")
@@ -101,7 +101,7 @@ def main(given: Sequence[str] | None = None, root: Path = ROOT) -> int:
     entries = figures.results.entries
     if unknown := sorted(set(asked.names) - entries.keys()):
         parser.error(f"there is no result {', '.join(unknown)}; there are {', '.join(entries)}")
-    old = {line.split(",")[0] for line in figures.age()[0]}
+    old = {line.split(",")[0] for line in figures.age()[0]} | set(filter(figures.results.is_to_come, entries))
     try:
         jobs = [job(name, entries[name], values) for name in asked.names or [n for n in entries if n in old]]
     except Wrong as error:

@@ -434,3 +434,9 @@ def test_figures_for_the_trace() -> None:
     assert found.captured == pytest.approx((top**2).sum() / (g.astype(np.float64) ** 2).sum(), rel=1e-5)
     assert found.residual_norm == pytest.approx(float(np.linalg.norm(feedback.residual)), rel=1e-5)
     assert 0 < found.bytes < found.dense_bytes / 10
+
+
+def test_a_warm_up_begins_at_no_more_than_all() -> None:
+    assert Density(0.01, warm_up_rounds=3, start=1.0).start == 1.0
+    with pytest.raises(ValueError, match="at most 1"):
+        Density(0.01, warm_up_rounds=3, start=1.5)

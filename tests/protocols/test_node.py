@@ -359,6 +359,20 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
     assert next_s((0.0, 0.0, 0.0), 0.2) == pytest.approx(HEADROOM * LEAP * 0.001)
 
 
+def test_peers_that_wait_for_each_other_teach_no_more_than_peers_of_one_round_are_apart() -> None:
+    """In every other round a share comes just before the deadline."""
+    budgets, now_s, usual_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001), 0.0), 0.0, 0.001
+    ones = np.ones(6, np.float32)
+    done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
+    for number in range(40):
+        deadline_s, _ = budgets.begin(number, now_s, False, None, ())
+        took_s = deadline_s if number % 2 else usual_s
+        outcome = replace(done, round=number, waited_for=(1,), scatter_s=took_s)
+        budgets.learn(outcome, (), (took_s, took_s))
+        now_s += took_s + usual_s
+    assert budgets.next_s(())[0] == pytest.approx(HEADROOM * LEAP * (usual_s + usual_s))
+
+
 def hand_after_a_miss() -> Node:
     node = hand()
     finish(node, 0.0, vectors(3, 6)[0])
@@ -551,6 +565,19 @@ def test_who_is_behind_begins_the_round_after_the_one_that_is_over_unless_it_onl
     node.step(0.3, Average(0, vectors(3, 1)[0], weight))
     ended = [e for peer in (1, 2) for e in node.step(0.4, reduced(peer, 9, 0b110))]
     assert [outcome.round for outcome in outcomes_of(ended)] == [number]
+
+
+def test_who_begins_too_late_again_and_again_leaves_a_round_out() -> None:
+    node, often = owner_of_all(), 5
+    numbers: list[int] = []
+    for number in range(often + 1):
+        told = [] if number == 0 else node.step(number - 0.1, reduced(1, number, 0b110))
+        begun = [] if number == 0 else node.step(number, Average(0, vectors(3, 1)[0], 1.0))
+        rest = [e for peer in (1, 2) for e in node.step(number + 0.1, reduced(peer, number, 0b110))]
+        numbers += [outcome.round for outcome in outcomes_of(told + begun + rest)]
+    assert numbers == list(range(often))
+    ended = [e for peer in (1, 2) for e in node.step(9.0, reduced(peer, 99, 0b110))]
+    assert [outcome.round for outcome in outcomes_of(ended)] == [often + 1]
 
 
 # -- Deadlines

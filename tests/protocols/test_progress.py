@@ -23,6 +23,18 @@ def waiting(n: int) -> Waiting:
     return found
 
 
+@pytest.mark.parametrize(("withheld", "giving"), [({2}, [1, 3]), ({1, 2, 3}, [1, 2, 3])])
+def test_copies_that_were_withheld_are_not_waited_for_but_where_all_were(
+    withheld: set[int], giving: list[int]
+) -> None:
+    """An owner that got none was away itself, and the others know of it by now."""
+    everybody = frozenset(range(4))
+    found = Waiting(Spec(0, 0, 0, Layout(4, 4), (0, 1, 2, 3), everybody, TINY))
+    others = everybody - {0}
+    begin = Begin(NO_VALUES, 1.0, others, scatter_s=1.0, gather_s=1.0, withheld=frozenset(withheld))
+    assert found.begin(0.0, begin) == giving
+
+
 def test_a_share_that_goes_to_another_owner_is_not_waited_for() -> None:
     there = waiting(3)
     there.elsewhere(2, 0)

@@ -178,6 +178,16 @@ def test_an_empty_shard_ends_the_training_for_nobody() -> None:
     assert [len(peer.log) for peer in peers] == [60, 60, 0]
 
 
+def test_nor_does_it_where_the_crew_has_made_many_rounds_before() -> None:
+    crew = Crew.of(2)
+    peers = [Peer(crew, me, shards=[list(range(20)), []]) for me in range(2)]
+    for peer in peers:
+        peer.epochs.before = 50
+    training, idle = (peer.train(3) for peer in peers)
+    together(training, idle)
+    assert peers[0].seen == [0, 1, 2] and peers[1].epochs.epoch <= 3
+
+
 def test_a_validation_split_goes_along() -> None:
     crew = Crew.of(2)
     peers = [Peer(crew, me) for me in range(2)]

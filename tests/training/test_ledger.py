@@ -44,6 +44,17 @@ def test_exactly_one_of_two_that_claim_a_block_at_once_gives_it_up() -> None:
     assert [first.lost([(3, 7)], 5, ME), second.lost([(3, 7)], 5, (2, 0))] == [[], [(3, 7)]]
 
 
+def test_a_report_counts_samples_by_peer_and_nothing_for_a_process_that_has_posted_nothing() -> None:
+    ledger = Ledger([2] * 10)
+    used = Section(
+        2, 0, 3, entered=0, closed=0, ready=0, epoch=0, used=4, firm=((3, 7),), pending=(), pending_number=0
+    )
+    ledger.learn([used])
+    report = ledger.report(0, ME)
+    assert (report.used_by_me, report.missed, report.twice, report.by_peer) == (0, 12, 0, {2: 8})
+    assert ledger.report(0, (2, 0)).used_by_me == 8
+
+
 def test_what_is_firm_is_anothers_however_late_its_post() -> None:
     ledger = Ledger([2] * 10)
     ledger.learn([claims(2, 9, firm=((3, 7),))])

@@ -209,6 +209,18 @@ def test_what_is_posted_is_not_believed_without_a_look() -> None:
     assert sizer.size() == BATCH
 
 
+def test_batches_that_are_handed_out_ahead_count_together() -> None:
+    """As with workers: two batches before either is computed."""
+    crew, busy_s = Crew.of(2), 1.0
+    sizer = Sizer(Posting(crew, 0), ASKED, BATCH, lambda: busy_s)
+    for _ in range(3):
+        sizer.handed(BATCH)
+        sizer.handed(BATCH)
+        busy_s += 0.02 * BATCH
+    sizer.handed(BATCH)
+    assert _POST.unpack(crew.as_seen_by(1).posts(topic_of("split 0/speeds"))[0]) == (1, pytest.approx(0.01))
+
+
 def test_gradients_weighed_by_samples_are_those_of_all_samples_at_once() -> None:
     """Peers with batches of 12 and of 4, beside one with a batch of 16."""
     draw = torch.Generator().manual_seed(1)

@@ -32,8 +32,10 @@ import ragtag
 from ragtag.protocols.crew.board import BLOB_MAX, Notices
 from ragtag.training.samples.deal import BLOCKS_MAX, cut, shuffled
 from ragtag.training.samples.ledger import EpochReport
+from ragtag.training.samples.loader import Order, rebuilt
 from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.shards import skewed_shards
+from ragtag.training.samples.split import Split
 from ragtag.training.samples.together import together as together_text
 from tests.protocols.hall import Hall
 
@@ -203,6 +205,19 @@ def test_the_loader_stays_as_it_is() -> None:
     assert peers[0].dataset is loader.dataset
 
 
+def test_workers_are_kept_as_the_loader_keeps_its_own() -> None:
+    loader = DataLoader(Numbers(8), batch_size=2, num_workers=1, persistent_workers=True, prefetch_factor=3)
+    rebuild = rebuilt(loader, Order(lambda _: iter([[0, 1]])))
+    assert rebuild.persistent_workers and rebuild.prefetch_factor == 3 and rebuild.num_workers == 1
+
+
+def test_a_script_goes_through_a_split() -> None:
+    loader = DataLoader(Numbers(8), batch_size=2)
+    split = Split(alone(loader))
+    assert sorted(i for batch in split for i in flat(batch)) == list(range(8))
+    assert split.samples == 8 and split.epoch == 1
+
+
 def test_single_samples_where_the_loader_makes_no_batches() -> None:
     peers = splits(3, DataLoader(Numbers(10), batch_size=None))
     got = together(peers)
@@ -294,6 +309,15 @@ def test_a_large_crew_has_a_pool_for_every_64_peers_and_draws_each_sample_once()
         here = size * 64 // n if me < 64 else size - size * 64 // n
         assert [(r.samples, r.missed, r.twice) for r in reports[me]][:1] == [(here, 0, 0)]
     assert 5 <= len(peers[0]) <= 6 and 5 <= len(peers[69]) <= 7
+
+
+def test_seats_beyond_the_first_64_share_a_pool_of_their_own() -> None:
+    n, size = 66, 330
+    crew = Crew(n, frozenset({64, 65}), hall=Hall(n, latency_s=0.0))
+    loader = DataLoader(Numbers(size), batch_size=2, shuffle=True)
+    peers = [Portion(loader, me, crew.as_seen_by(me), seed=7, founded=n) for me in (64, 65)]
+    far = sorted(i for part in together(peers) for i in part)
+    assert len(far) == len(set(far)) == size - size * 64 // n
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ class Trial:
     live: peers that did not crash.
     rounds_done: in the storm, by peer.
     averaged: the share of chunks that were averaged in the storm.
+    round_s: how long a peer's round took in the storm, on average.
     healed_round: the round after healing in which all heard all.
     events: in virtual time.
     digest: a hash of all that happened.
@@ -53,6 +54,7 @@ class Trial:
     live: frozenset[PeerId]
     rounds_done: tuple[int, ...]
     averaged: float
+    round_s: float
     healed_round: int
     events: int
     digest: str
@@ -120,7 +122,7 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     )
     cost = ComputeCost(step_s, sigma=0.2, seed=seed)
     weights = draw.choice([0.5, 1.0, 3.0], size=n) if draw.random() < 0.5 else np.ones(n)
-    rounds_done, shares = [0] * n, [0.0, 0.0]
+    rounds_done, shares, rounds_s = [0] * n, 0.0, 0.0
 
     def ask(peer: PeerId, step: int) -> Average:
         values = random.generator(seed, "values", peer, step).standard_normal((n_chunks, fp32.elements))
@@ -132,9 +134,10 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
             world.at(at_s, peer, ask(peer, rounds_done[peer]))
 
     def done(peer: PeerId, now_s: float, outcome: Outcome) -> None:
+        nonlocal shares, rounds_s
         rounds_done[peer] += 1
-        shares[0] += float(outcome.averaged.mean())
-        shares[1] += 1
+        shares += float(outcome.averaged.mean())
+        rounds_s += outcome.total_s
         go(peer, now_s)
 
     command = (
@@ -154,8 +157,18 @@ def trial(seed: int, method: str = "rps", rounds: int = 12) -> Trial:
     world.run(until_s=100 * rounds * step_s)
     steps = iter(range(rounds, 1 << 62))
     healed = demand_progress(world, lambda peer, _: ask(peer, next(steps)), pause_s=step_s, in_groups=several)
-    averaged = shares[0] / shares[1] if shares[1] else 0.0
-    return Trial(n, faults, world.live, tuple(rounds_done), averaged, healed, world.events, world.digest())
+    done_by_all = max(1, sum(rounds_done))
+    return Trial(
+        n,
+        faults,
+        world.live,
+        tuple(rounds_done),
+        shares / done_by_all,
+        rounds_s / done_by_all,
+        healed,
+        world.events,
+        world.digest(),
+    )
 
 
 def crew(n: int, n_chunks: int, method: Averager, seed: int, probe_s: float, rtt_s: float) -> list[Node]:

@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said() -> None:
     assert "format version 4, and this ragtag reads 1 to 3" in why(forged([], version=4))
     assert "8 parts" in why(forged([]))
     assert "6 parts" in why(forged([], version=1))
-    deep = '{"version":3,"schema":"' + "0" * 32 + '","form":' + "[" * 5_000 + "]" * 5_000 + "}"
+    deep = '{"version":3,"schema":"' + "0" * 32 + '","form":' + "[" * 100_000 + "]" * 100_000 + "}"
     assert "its header is damaged" in why(save(load(WHOLE), {"ragtag": deep}))
     nested: Any = None
     for _ in range(DEPTH_MAX + 2):

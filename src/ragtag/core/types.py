@@ -263,8 +263,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The round-trip time to a peer, with its margin (RFC 6298's retransmission timeout), as measured.
+    """What was measured of the way to a peer.
 
+    rtt_s: the round-trip time, with its margin (RFC 6298's retransmission timeout). 0: not known.
     shortest_s: the shortest one that was seen: no answer comes sooner. 0: not known.
     rate_bytes_per_s: what the way there delivers, beside what this peer sends to others; 0: not known.
     """

@@ -193,10 +193,12 @@ class Node:
         if isinstance(event, Post):
             return self._planned(self.board.step(now_s, event))
         if isinstance(event, Measured):
-            self.crew.rtt_s[event.peer] = event.rtt_s
-            self.crew.shortest_s[event.peer] = event.shortest_s
             if event.rate_bytes_per_s > 0:
                 self.crew.rate_bytes_per_s[event.peer] = event.rate_bytes_per_s
+            self.crew.shortest_s[event.peer] = event.shortest_s
+            if event.rtt_s == 0:
+                return []
+            self.crew.rtt_s[event.peer] = event.rtt_s
             return self.board.step(now_s, event)
         if isinstance(event, Joined):
             if event.peer >= self.room:

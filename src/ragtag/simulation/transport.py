@@ -655,11 +655,13 @@ class SimulatedTransport(Posting):
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
         others, rates = sorted(self._node.live - {self.me}), self.rates()
-        # else the channel's ``rtt_s`` is everybody's
-        if rates or any(line.latency_s for line in world.faults.lines):
-            for peer in others:  # as live drivers do before each round
-                far, rate = (world.faults, self.me, peer), rates.get(peer, 0.0) / len(others)
-                world.at(now_s, self.me, Measured(peer, timeout_s(*far), shortest_s(*far), rate))
+        apart = any(
+            line.latency_s for line in world.faults.lines
+        )  # else the channel's ``rtt_s`` is everybody's
+        for peer in others if rates or apart else ():  # as live drivers do before each round
+            far = (world.faults, self.me, peer)
+            rtt_s, rate = timeout_s(*far) if apart else 0.0, rates.get(peer, 0.0) / len(others)
+            world.at(now_s, self.me, Measured(peer, rtt_s, shortest_s(*far), rate))
         world.at(now_s, self.me, ask)
         return SimulatedPending(self.crew, self.me, ask.channel)
 

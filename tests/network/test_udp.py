@@ -277,6 +277,9 @@ def test_only_datagrams_of_several_packets_forbid_that_they_are_cut() -> None:
         for per in (7, 1, TRAIN, 1):
             source.send(random_rows(60), dest.address, per)
             assert source.sock.getsockopt(*option) == (usual if per == 1 else PMTUDISC_PROBE)
+        for size in (2 * DATAGRAM_BYTES, DATAGRAM_BYTES, 3 * DATAGRAM_BYTES):  # as a relay carries them
+            source.carry(bytes(size), size, dest.address)
+            assert source.sock.getsockopt(*option) == (usual if size == DATAGRAM_BYTES else PMTUDISC_PROBE)
 
 
 @linux

@@ -81,6 +81,9 @@ class SimulatedTransport:
     def live(self) -> frozenset[int]:
         return self.crew.nodes[self.me].live
 
+    def now_s(self) -> float:
+        return self.crew.world.now_s
+
     def configure(
         self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
     ) -> None:

@@ -1444,6 +1444,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "0 < len(rows) < TRAIN",
         ("tests/network/test_outbox.py", "-k", "amid_a_message"),
     ),
+    Sabotage(
+        "auxiliaries: a slow peer is silent after a round trip",
+        "src/ragtag/protocols/channel/at_once.py",
+        "        if self._serves:  # copies are all",
+        "        if False:  # copies are all",
+        ("tests/training/test_planning.py", "-k", "unlike_lines"),
+    ),
 )
 
 

@@ -79,7 +79,7 @@ class Trained:
         return known.shares(self.channel, 1 << 20)
 
 
-@pytest.mark.parametrize("auxiliaries", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("auxiliaries", [0, 1])
 def test_a_crew_of_unlike_lines_takes_the_work_from_the_slow(auxiliaries: int) -> None:
     found = Trained([SLOW, FAST, FAST, FAST, *[FAST] * auxiliaries], 16, auxiliaries=auxiliaries)
     assert [peer for peer, _ in found.told("shares")] == [1]  # the lowest of the fast

@@ -302,6 +302,8 @@ class Rounds:
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
             answer_s = max(answer_s, self.budgets.scatter.budget_s())
+        if self._serves:  # copies are all that come to it: what averages take tells it nothing
+            answer_s = max(answer_s, scatter_s)
         begin = Begin(
             values,
             weight,

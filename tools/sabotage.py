@@ -1451,6 +1451,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "        if False:  # copies are all",
         ("tests/training/test_planning.py", "-k", "unlike_lines"),
     ),
+    Sabotage(
+        "rate control: a path that looks for its round trip leaves busy ends nothing",
+        "src/ragtag/network/control/bbr.py",
+        "little = _WINDOW[Probe.PROBE_RTT] * self.product + self._rate() * self.kept_s",
+        "little = _WINDOW[Probe.PROBE_RTT] * self.product",
+        ("tests/network/test_bbr.py", "-k", "lies_at_busy_ends"),
+    ),
 )
 
 

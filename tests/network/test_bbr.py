@@ -357,3 +357,13 @@ def test_it_competes_only_where_a_queue_stands_that_is_not_its_own() -> None:
             loop.next()
         loop.run(loop.now_s + 0.02)
     assert one.control.compete is None
+
+
+def test_while_the_shortest_round_trip_is_looked_for_what_lies_at_busy_ends_is_no_queue() -> None:
+    """Four datagrams under way, of which ends keep each for 3 ms, are an eighth of the rate: rounds of two
+    peers took 1.2 s in place of .4 each ten seconds.
+    """
+    rate, kept_s = 10_000.0, 3e-3
+    path = Bbr(window=64, phase=Probe.PROBE_RTT, bandwidth=rate, min_rtt_s=3e-4, _kept_s=[kept_s] * 12)
+    path._set(Delivery(1.0, 8, 8, 32, 4096, 3e-4, 3e-3, 3e-4, None, False))
+    assert rate * kept_s <= path.window <= rate * (kept_s + 3e-4)

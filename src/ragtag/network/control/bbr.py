@@ -418,7 +418,7 @@ class Bbr:
     def _hold(self, sample: Delivery, in_flight: int) -> None:
         """Little is under way for a while, so that the queue is empty once; then go on as before."""
         if self._probe_rtt_until_s == math.inf:
-            if in_flight <= max(WINDOW_MIN, self._to_send(_WINDOW[Probe.PROBE_RTT] * self.product)):
+            if in_flight <= self.window:
                 self._probe_rtt_until_s = sample.now_s + _PROBE_RTT_S
         elif sample.now_s >= self._probe_rtt_until_s:
             self._min_rtt_at_s = sample.now_s
@@ -458,7 +458,8 @@ class Bbr:
         elif self.window < target:
             self.window += sample.passed
         if self.phase == Probe.PROBE_RTT:
-            self.window = min(self.window, self._to_send(_WINDOW[Probe.PROBE_RTT] * self.product))
+            little = _WINDOW[Probe.PROBE_RTT] * self.product + self._rate() * self.kept_s
+            self.window = min(self.window, self._to_send(little))
             self.window = max(self.window, WINDOW_MIN)
         elif self.compete is not None:
             pace = self.compete.window / (self.min_rtt_s + self._queued_s)

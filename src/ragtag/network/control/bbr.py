@@ -437,11 +437,10 @@ class Bbr:
     def _pace(self, rate: float) -> None:
         """Set the rate at which to send; before the path was full, only upwards.
 
-        As the smallest window may leave in a round trip, ends' time included, so it may be paced. What was
-        measured while nothing came through, a datagram in seconds, would hold a path for as long again.
+        As the smallest window may leave in a round trip, so it may be paced. What was measured while nothing
+        came through, a datagram in seconds, would hold a path for as long again.
         """
-        took_s = self.min_rtt_s + self.kept_s
-        least = WINDOW_MIN / took_s if 0.0 < took_s < math.inf else 0.0
+        least = WINDOW_MIN / self.min_rtt_s if 0.0 < self.min_rtt_s < math.inf else 0.0
         pacing = max(_PACING[self.phase] * max(rate, self.fair), least)
         if pacing > 0.0 and (self._filled or pacing > self.rate or self.rate == math.inf):
             self.rate = pacing

@@ -1458,6 +1458,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "little = _WINDOW[Probe.PROBE_RTT] * self.product",
         ("tests/network/test_bbr.py", "-k", "lies_at_busy_ends"),
     ),
+    Sabotage(
+        "rate control: a window without twice what ends keep",
+        "src/ragtag/network/control/bbr.py",
+        "_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s)",
+        "_WINDOW[self.phase] * self.product + self._rate() * self.kept_s",
+        ("tests/network/test_bbr.py", "-k", "keep_answers"),
+    ),
+    Sabotage(
+        "rate control: rates of one train, where paths take turns",
+        "src/ragtag/network/control/path.py",
+        "_SPAN_TRAINS * self.control.train_s",
+        "_SPAN_TRAINS * QUANTUM_S",
+        ("tests/network/test_bbr.py", "-k", "take_turns"),
+    ),
 )
 
 

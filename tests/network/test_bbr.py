@@ -308,7 +308,9 @@ def test_a_first_round_fills_no_short_queue() -> None:
 # -- Beside others
 
 
-@pytest.mark.parametrize("line", [{"message": 2000.0}, {"mbit": 100.0, "message": 6000.0}])
+@pytest.mark.parametrize(
+    "line", [{"message": 2000.0}, {"message": 6000.0}, {"mbit": 100.0, "message": 6000.0}]
+)
 def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dict[str, float]) -> None:
     """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and misses."""
     assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
@@ -367,3 +369,20 @@ def test_while_the_shortest_round_trip_is_looked_for_what_lies_at_busy_ends_is_n
     path = Bbr(window=64, phase=Probe.PROBE_RTT, bandwidth=rate, min_rtt_s=3e-4, _kept_s=[kept_s] * 12)
     path._set(Delivery(1.0, 8, 8, 32, 4096, 3e-4, 3e-3, 3e-4, None, False))
     assert rate * kept_s <= path.window <= rate * (kept_s + 3e-4)
+
+
+def test_ends_that_keep_answers_cost_no_rate() -> None:
+    """While an answer waits, what it will let leave is to be on the line. Else rounds took twice as long."""
+    crew = Crew(Bbr, 2, mbit=100.0, mb=4.0, keeps_s=lambda _: 2e-3)
+    for one in [crew.average() for _ in range(5)]:
+        assert one.dropped == 0 and one.s < 1.1 * one.limit_s
+
+
+def test_paths_that_take_turns_find_no_more_together_than_their_line_carries() -> None:
+    """Over a train or two each finds what it has while it is its turn: half as much again, to twice."""
+    crew = Crew(Bbr, 4, mbit=100.0, mb=4.0, keeps_s=lambda _: 3e-3)
+    for _ in range(5):
+        crew.average()
+    for first in range(0, 12, 3):
+        mine = crew.senders[first : first + 3]
+        assert sum(one.path.control.bandwidth for one in mine) < 1.4 * datagrams(100.0)

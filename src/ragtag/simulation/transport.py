@@ -655,9 +655,8 @@ class SimulatedTransport(Posting):
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
         others, rates = sorted(self._node.live - {self.me}), self.rates()
-        apart = any(
-            line.latency_s for line in world.faults.lines
-        )  # else the channel's ``rtt_s`` is everybody's
+        # where no line has a delay of its own the channel's ``rtt_s`` is everybody's
+        apart = any(line.latency_s for line in world.faults.lines)
         for peer in others if rates or apart else ():  # as live drivers do before each round
             far = (world.faults, self.me, peer)
             rtt_s, rate = timeout_s(*far) if apart else 0.0, rates.get(peer, 0.0) / len(others)

@@ -12,8 +12,8 @@ line, so rates and windows are given for what is sent: what is delivered over on
 
 Three things are different from TCP's BBR, as both ends are busy Python processes:
 - Round trips are the path's alone. What a datagram and its answer waited for at the two ends is known
-  (``Delivery.kept_s``), and the window has room for as much beside the path's product: while answers wait,
-  what they let leave is to be on the line.
+  (``Delivery.kept_s``). The window has room for it as for the path's product, twice: while answers wait,
+  what they will let leave is to be on the line.
 - Rates and rounds are measured over five trains at least, however short a round trip is.
 - The paths of one peer mostly share its uplink, and a stage is over when the last message is. So each may
   send at the mean of what all of them deliver, whatever it has found itself.

@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
-from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Window
+from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, OwnLine, Partition, Window
 from ragtag.core.types import (
     Arm,
     Arrived,
@@ -172,6 +172,17 @@ def test_a_frozen_peer_is_missed_and_comes_back() -> None:
     crew.run()
     heard = [int(np.bitwise_or.reduce(o.heard)) & 0b10 for o in crew.outcomes[0]]
     assert heard[0] and heard[-1] and 0 in heard
+
+
+def test_a_frozen_peers_downlink_goes_on_receiving() -> None:
+    """It had raised, as what comes to a line waited for the process behind it to thaw."""
+    lines = (OwnLine(1, 1e6, 0.0, 1e6),)
+    faults = Faults(latency_s=0.01, rate_bytes_per_s=1e6, freezes=(Freeze(1, 0.75, 3.0),), lines=lines)
+    crew = Crew(4, rps, faults, rounds=12)
+    crew.run()
+    heard = [int(np.bitwise_or.reduce(o.heard)) & 0b10 for o in crew.outcomes[0]]
+    assert heard[0] and heard[-1] and 0 in heard
+    assert len(crew.outcomes[1]) == 12
 
 
 def test_healing_ends_everything_but_death() -> None:

@@ -20,7 +20,7 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Faults, LossStream
 from ragtag.core.types import Arrived, Bools, Event, PeerId, Run, Send
 from ragtag.core.wire import HEADER_BYTES
-from ragtag.simulation.loop import Port
+from ragtag.simulation.loop import Call, Port
 
 OVERHEAD_BYTES = HEADER_BYTES + 48
 """Bytes that a datagram adds to its chunk: Ragtag's header, and those of IPv6 (40) and UDP (8)."""
@@ -30,7 +30,8 @@ PIECES_MAX = 16
 PIECE_S_MIN = 1e-3
 """A run that takes longer to send than a round trip, and than this, comes in pieces."""
 
-Post = Callable[[float, PeerId, Event | Callable[[], object]], None]
+Post = Callable[[float, PeerId, Event], None]
+At = Callable[[float, Call], None]
 _BATCH = 8  # it is faster to draw the losses of so many small messages at once
 _NOTHING = np.zeros(1, np.bool_)
 _NOTHING.flags.writeable = False
@@ -54,12 +55,13 @@ class Link:
 
     ports: the peers' processes. Nothing leaves one that has ended.
     post: ``post(at_s, dest, event)`` is called for each arrival.
+    at: ``at(at_s, call)`` calls something at a time, whatever the peers' processes do: lines do not freeze.
     """
 
-    def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post) -> None:
+    def __init__(self, faults: Faults, seed: int, ports: Sequence[Port], post: Post, at: At) -> None:
         n = len(ports)
         self.traffic = [Traffic() for _ in range(n)]
-        self._ports, self._post, self._land = ports, post, post
+        self._ports, self._post, self._land, self._at = ports, post, post, at
         self._free_s = [0.0] * n  # when each uplink will have sent what it has queued
         self._first_free_s = [0.0] * n  # and what goes before all else
         self._down_free_s = [0.0] * n  # when each downlink will have received what waits for it
@@ -215,7 +217,7 @@ class Link:
 
     # -- The downlink
 
-    def _through_downlink(self, at_s: float, dest: PeerId, event: Event | Callable[[], object]) -> None:
+    def _through_downlink(self, at_s: float, dest: PeerId, event: Event) -> None:
         """Rows come to a peer's downlink at ``at_s``, and wait until it has received what came before."""
         rate = self._down.get(dest, math.inf)
         if rate == math.inf or not isinstance(event, Arrived):
@@ -231,7 +233,7 @@ class Link:
             lands_s = self._down_free_s[dest] = max(at_s, self._down_free_s[dest]) + size / rate
             self._land(lands_s, dest, event)
 
-        self._land(at_s, dest, comes)
+        self._at(at_s, comes)
 
     # -- The line
 

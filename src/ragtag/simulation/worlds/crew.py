@@ -101,7 +101,7 @@ class CrewWorld:
             port.ends_s = min(crash.at_s, port.ends_s)
         for freeze in faults.freezes:
             self.world.loop.freeze(self._ports[freeze.peer], freeze.at_s, freeze.for_s)
-        self.link = Link(faults, seed, self._ports, self._post)
+        self.link = Link(faults, seed, self._ports, self._post, self.world.loop.at)
         everyone = frozenset(range(founders))
         for index in range(founders):
             member = self._start(index, partners(index, everyone - {index}), index)
@@ -305,14 +305,11 @@ class CrewWorld:
 
     # -- Rounds
 
-    def _post(self, at_s: float, dest: int, event: Event | Callable[[], object]) -> None:
+    def _post(self, at_s: float, dest: int, event: Event) -> None:
         """A run comes from a process. It is taken if membership has told of that process in its seat."""
 
         def arrive() -> None:
             member = self.members[dest]
-            if callable(event):
-                event()
-                return
             assert isinstance(event, Arrived)
             (run,) = event.runs
             source = self.members[run.peer]

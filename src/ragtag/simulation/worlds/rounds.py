@@ -92,7 +92,7 @@ class World:
             port.ends_s = min(crash.at_s, port.ends_s)
         self._asked = [0] * len(nodes)
         self._faults = faults
-        self._link = Link(faults, seed, self._ports, self._post)
+        self._link = Link(faults, seed, self._ports, self._post, self._loop.at)
         for freeze in faults.freezes:
             self._known(freeze.peer)
             self._loop.freeze(self._ports[freeze.peer], freeze.at_s, freeze.for_s)
@@ -200,7 +200,7 @@ class World:
 
     # -- One event
 
-    def _take(self, peer: PeerId, event: Event | Callable[[], object]) -> None:
+    def _take(self, peer: PeerId, event: Event) -> None:
         """Give a peer's machine an event, or make a call in its process."""
         loop = self._loop
         at_s = loop.now_s
@@ -248,9 +248,9 @@ class World:
                 if self.on_note is not None:
                     self.on_note(peer, now_s, effect)
 
-    def _post(self, at_s: float, peer: PeerId, event: Event | Callable[[], object]) -> None:
+    def _post(self, at_s: float, peer: PeerId, event: Event) -> None:
         order = self._loop.post(at_s, self._ports[peer], event)
-        if self._checker is not None and not callable(event):
+        if self._checker is not None:
             self._checker.posts(order, event)
 
     def _done(self, at_s: float, peer: PeerId, outcome: Outcome) -> None:

@@ -69,6 +69,7 @@ GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
 ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
+KEEPER = "tests/training/test_keeper.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
 REPAIR = ("tests/protocols/test_repair.py",)
@@ -234,6 +235,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "if path.control.found else 0.0",
         "if False else 0.0",
         ("tests/network/test_drivers_on_lines.py", "-k", "found_what_the_lines_carry"),
+    ),
+    Sabotage(
+        "keep: of several optimizers the first one alone has its rate set again",
+        "src/ragtag/training/state/keeper.py",
+        "        for at, averaged in enumerate(self.models):\n            part = found",
+        "        for at, averaged in enumerate(self.models[:1]):\n            part = found",
+        (KEEPER, "-k", "rates_that_were_saved"),
     ),
     Sabotage(
         "a state is taken from any replica, also from one that is apart from most",

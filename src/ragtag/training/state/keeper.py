@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from ragtag.core import seed as random
 from ragtag.core.types import Noted, PeerId
 from ragtag.protocols.transfer.snapshots import Shelf
@@ -137,7 +139,7 @@ class StateKeeper:
         at = self.models.index(averaged)
         parts: dict[str, Stateful] = {}
         if at > 0:
-            parts[f"{OPTIMIZER}/{averaged.name}"] = Further(averaged, self.models[:at])
+            parts[_part_of(averaged)] = Further(averaged, self.models[:at])
         if averaged.sparse is not None:
             name = COMPRESSION if at == 0 else f"{COMPRESSION}/{averaged.name}"
             parts[name] = CompressionState(averaged, own)
@@ -153,7 +155,7 @@ class StateKeeper:
         """More that belongs to the training: each has state_dict and load_state_dict.
 
         Where this peer came late, or resumed, what was found of it is loaded now; and since making a
-        scheduler changes learning rates, the optimizer's are set again.
+        scheduler changes learning rates, those of all optimizers are set again.
 
         Raises:
             TypeError: an object has no state_dict and load_state_dict.
@@ -168,8 +170,16 @@ class StateKeeper:
                 )
             self.extra[name] = holder
             self._load_found({name: holder})
-        if self._pending is not None and self.first is not None:
-            _set_options(self.first, self._pending)
+        if self._pending is not None:
+            self._set_options(self._pending)
+
+    def _set_options(self, found: Snapshot) -> None:
+        """Learning rates and other options of all optimizers' groups, as they were found."""
+        for at, averaged in enumerate(self.models):
+            part = found.extra.get(_part_of(averaged))
+            optimizer = found.optimizer if at == 0 else None if part is None else part["optimizer"]
+            if optimizer is not None:
+                _set_groups(averaged.inner, optimizer["param_groups"])
 
     # -- Giving
 
@@ -393,10 +403,14 @@ class StateKeeper:
                 self.tell(Noted("no residual", self.me, why))
 
 
-def _set_options(averaged: AveragedModel, snapshot: Snapshot) -> None:
+def _part_of(averaged: AveragedModel) -> str:
+    """A further optimizer's name among the extra parts of a snapshot."""
+    return f"{OPTIMIZER}/{averaged.name}"
+
+
+def _set_groups(inner: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
     """Learning rates and other options of the groups, as they were."""
-    groups: list[dict[str, Any]] = snapshot.optimizer["param_groups"]
-    for group, saved in zip(averaged.inner.param_groups, groups, strict=True):
+    for group, saved in zip(inner.param_groups, groups, strict=True):
         for name in ("lr", "initial_lr", "momentum", "betas"):
             if name in saved and name in group and not hasattr(group[name], "fill_"):
                 group[name] = copy_tree(saved[name], name)

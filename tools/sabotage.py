@@ -244,6 +244,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (KEEPER, "-k", "rates_that_were_saved"),
     ),
     Sabotage(
+        "keep: what was found is loaded each time that it is kept",
+        "src/ragtag/training/state/keeper.py",
+        "            self._waiting.remove(name)\n",
+        "",
+        (KEEPER, "-k", "loaded_once"),
+    ),
+    Sabotage(
+        "keep: a rate is set back though steps have been taken",
+        "src/ragtag/training/state/keeper.py",
+        "if averaged.progress[0] == step:",
+        "if True:",
+        (KEEPER, "-k", "loaded_once"),
+    ),
+    Sabotage(
         "a state is taken from any replica, also from one that is apart from most",
         "src/ragtag/training/state/keeper.py",
         "layout_hash(blob), blob, self._replica())",

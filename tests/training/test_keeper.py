@@ -75,3 +75,43 @@ def test_all_optimizers_have_the_rates_that_were_saved(trained: Kept) -> None:
     again.train(3)
     trained.train(3)
     assert again.rates == trained.rates, "and go on from there"
+
+
+def test_what_was_found_is_loaded_once(trained: Kept) -> None:
+    """Keeping something again, or something more, rolls nothing back."""
+    trained.keeper.keep(more=nn.Linear(1, 1))
+    trained.keeper.save(trained.folder, 1)
+    again = Kept(trained.folder)
+    again.resume()
+    again.schedule()
+    again.train(5)
+    rates, counts = again.rates, again.counts
+    again.keeper.keep(**again.schedulers)
+    again.keeper.keep(new=nn.Linear(1, 1))
+    assert (again.rates, again.counts) == (rates, counts) and counts == [35, 35]
+    more = nn.Linear(1, 1)
+    again.keeper.keep(more=more)
+    kept = trained.keeper.extra["more"]
+    assert isinstance(kept, nn.Linear) and torch.equal(more.weight, kept.weight), "what was found, at last"
+    assert again.rates == rates, "the scheduler has gone on meanwhile"
+
+
+def test_what_does_not_load_may_be_kept_again(trained: Kept) -> None:
+    trained.keeper.keep(more=nn.Linear(1, 1))
+    trained.keeper.save(trained.folder, 1)
+    again = Kept(trained.folder)
+    again.resume()
+    more = nn.Linear(1, 1)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        again.keeper.keep(more=nn.Linear(2, 1))
+    again.keeper.keep(more=more)
+    kept = trained.keeper.extra["more"]
+    assert isinstance(kept, nn.Linear) and torch.equal(more.weight, kept.weight)
+
+
+def test_a_later_state_is_loaded_into_what_is_kept_already(trained: Kept) -> None:
+    again = Kept(trained.folder)
+    again.schedule()
+    again.train(2)
+    again.resume()
+    assert (again.rates, again.counts) == (trained.rates, trained.counts)

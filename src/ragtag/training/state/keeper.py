@@ -103,6 +103,7 @@ class StateKeeper:
         self.round = -1
         """Of the crew's state that came last (-1: none)."""
         self._pending: Snapshot | None = None
+        self._waiting: set[str] = set()  # the names of its parts that nobody has loaded yet
         self._shelf: Shelf | None = None
         self._schema = 0
         self._fetches = 0
@@ -128,8 +129,7 @@ class StateKeeper:
         Raises ValueError: that is of another model or optimizer; nothing has changed then.
         """
         self.models.append(averaged)
-        if self._pending is not None:
-            self._load_found(self._parts_of(averaged, own=False))
+        self._load_found(self._parts_of(averaged, own=False))
 
     def _parts_of(self, averaged: AveragedModel, own: bool) -> dict[str, Stateful]:
         """What of an optimizer belongs to the extra parts of a snapshot, beside what users keep.
@@ -145,22 +145,26 @@ class StateKeeper:
             parts[name] = CompressionState(averaged, own)
         return parts
 
-    def _load_found(self, holders: Mapping[str, Stateful]) -> None:
-        for name, holder in holders.items():
-            found = self._pending.extra.get(name) if self._pending is not None else None
-            if found is not None:
-                holder.load_state_dict(copy_tree(found, name))
+    def _load_found(self, holders: Mapping[str, Stateful]) -> bool:
+        """Load what was found of them, each once: they go on from there. Whether there was anything."""
+        found = [name for name in holders if name in self._waiting]
+        for name in found:
+            assert self._pending is not None
+            holders[name].load_state_dict(copy_tree(self._pending.extra[name], name))
+            self._waiting.remove(name)
+        return bool(found)
 
     def keep(self, **objects: Stateful) -> None:
         """More that belongs to the training: each has state_dict and load_state_dict.
 
-        Where this peer came late, or resumed, what was found of it is loaded now; and since making a
-        scheduler changes learning rates, those of all optimizers are set again.
+        Where this peer came late, or resumed, what was found of it is loaded now, once; and since making a
+        scheduler changes learning rates, those of all optimizers that have taken no step yet are set again.
 
         Raises:
             TypeError: an object has no state_dict and load_state_dict.
             ValueError: a name is kept already.
         """
+        loaded = False
         for name, holder in objects.items():
             if name in self.extra and self.extra[name] is not holder:
                 raise ValueError(f"{name!r} is kept already; give each object a name of its own")
@@ -168,17 +172,24 @@ class StateKeeper:
                 raise TypeError(
                     f"{name!r} is a {type(holder).__name__}, without state_dict and load_state_dict"
                 )
+            loaded |= self._load_found({name: holder})
             self.extra[name] = holder
-            self._load_found({name: holder})
-        if self._pending is not None:
+        if loaded and self._pending is not None:
             self._set_options(self._pending)
 
     def _set_options(self, found: Snapshot) -> None:
-        """Learning rates and other options of all optimizers' groups, as they were found."""
+        """Learning rates and other options of all optimizers' groups, as they were found.
+
+        Of one that has taken steps since they are its scheduler's by now.
+        """
         for at, averaged in enumerate(self.models):
-            part = found.extra.get(_part_of(averaged))
-            optimizer = found.optimizer if at == 0 else None if part is None else part["optimizer"]
-            if optimizer is not None:
+            step, optimizer = found.step, found.optimizer
+            if at > 0:
+                name = _part_of(averaged)
+                if name not in found.extra or name in self._waiting:
+                    continue
+                step, optimizer = found.extra[name]["step"], found.extra[name]["optimizer"]
+            if averaged.progress[0] == step:
                 _set_groups(averaged.inner, optimizer["param_groups"])
 
     # -- Giving
@@ -323,7 +334,7 @@ class StateKeeper:
         restore(dataclasses.replace(snapshot, extra=mine), averaged, known)
         if self.data is not None:
             self.data.load_state_dict(snapshot.extra.get(DATA, {}), resumed)
-        self._pending = snapshot
+        self._pending, self._waiting = snapshot, snapshot.extra.keys() - known.keys() - {DATA}
         self._before = max(self._before, snapshot.before)
 
     def _extra(self, own: bool) -> dict[str, Stateful]:

@@ -1376,6 +1376,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (TARGET, "-k", "checkpoint or hours"),
     ),
     Sabotage(
+        "target batch: samples of an average that failed are in no count",
+        "src/ragtag/training/optimizer/averaged.py",
+        "                self.gathering.failed()\n",
+        "                pass\n",
+        (TARGET, "-k", "average_that_failed"),
+    ),
+    Sabotage(
+        "target batch: an average that fails takes along what was gathered meanwhile",
+        "src/ragtag/training/optimizer/averaged.py",
+        "            finally:\n                back()\n",
+        "            finally:\n                pass\n",
+        (TARGET, "-k", "under_way_that_fails"),
+    ),
+    Sabotage(
         "target batch: gradients of a step that is over go into the next one",
         "src/ragtag/training/optimizer/gathering.py",
         "return 0.0 if over else 1.0",

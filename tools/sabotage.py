@@ -69,6 +69,7 @@ GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
 ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
+DRAWN = ("tests/training/test_split.py", "-k", "at_random")
 KEEPER = "tests/training/test_keeper.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
@@ -239,8 +240,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "keep: of several optimizers the first one alone has its rate set again",
         "src/ragtag/training/state/keeper.py",
-        "        for at, averaged in enumerate(self.models):\n            part = found",
-        "        for at, averaged in enumerate(self.models[:1]):\n            part = found",
+        "        for at, averaged in enumerate(self.models):\n            step, optimizer",
+        "        for at, averaged in enumerate(self.models[:1]):\n            step, optimizer",
         (KEEPER, "-k", "rates_that_were_saved"),
     ),
     Sabotage(
@@ -1374,6 +1375,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "        self._drop(pending, why)\n",
         "",
         (TARGET, "-k", "checkpoint or hours"),
+    ),
+    Sabotage(
+        "split: each peer shuffles by its own random numbers",
+        "src/ragtag/training/samples/loader.py",
+        "                _seed(generators, key)\n",
+        "",
+        DRAWN,
+    ),
+    Sabotage(
+        "split: a sampler's own generator is left as it is",
+        "src/ragtag/training/samples/loader.py",
+        "(torch.default_generator, *found)",
+        "(torch.default_generator,)",
+        DRAWN,
     ),
     Sabotage(
         "target batch: samples of an average that failed are in no count",

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from ragtag.core import seed as random
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.crew.district import district_of, districts
@@ -23,6 +24,7 @@ from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.loader import (
     Order,
+    drawn_alike,
     fitting,
     indices_of,
     plain,
@@ -169,7 +171,7 @@ class Portion:
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
         self._handed.clear()
         if isinstance(self._source.dataset, IterableDataset):
-            begun = _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
+            begun = _Counted(self._every_nth(self._order.epoch), self)
         else:
             begun = _Counted(iter(self._loader), self)
         self._pass = weakref.ref(begun)
@@ -287,8 +289,7 @@ class Portion:
         """One epoch's batches of indices (single indices where the loader makes no batches)."""
         size = self._source.batch_size
         if self._all is None:
-            order: Any = self._source.batch_sampler or self._source.sampler
-            yield from every_nth(self._me, self._peers.n, self._live, order)
+            yield from self._every_nth(epoch)
             return
         if self._sizer is not None:
             yield from self._sized(epoch, self._sizer)
@@ -298,6 +299,11 @@ class Portion:
                 yield from indices
             else:
                 yield from (indices[at : at + size] for at in range(0, len(indices), size))
+
+    def _every_nth(self, epoch: int) -> Iterator[Any]:
+        """This peer's of what all draw alike."""
+        key = random.stream_key(self._seed, "sampler", self.ordinal, epoch)
+        return every_nth(self._me, self._peers.n, self._live, drawn_alike(self._source, key))
 
     def _blocks(self, epoch: int) -> Iterator[list[int]]:
         """The indices of each block that this peer draws."""

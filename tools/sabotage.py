@@ -1391,6 +1391,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         DRAWN,
     ),
     Sabotage(
+        "leave: a driver that died is not closed, and nothing is recorded",
+        "src/ragtag/app/crew/peer.py",
+        "                stands += [what",
+        "                rest.pop_all()\n                stands += [what",
+        ("tests/app/crew/test_peer.py",),
+    ),
+    Sabotage(
         "target batch: samples of an average that failed are in no count",
         "src/ragtag/training/optimizer/averaged.py",
         "                self.gathering.failed()\n",

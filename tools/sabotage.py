@@ -1391,6 +1391,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         DRAWN,
     ),
     Sabotage(
+        "split: a loader that is made anew has a split of its own",
+        "src/ragtag/app/crew/data.py",
+        "if alike and 0 < made.turn < turn",
+        "if False and 0 < made.turn < turn",
+        ("tests/app/crew/test_data.py", "-k", "newcomer or behind"),
+    ),
+    Sabotage(
+        "split: a loader that is made anew takes the place of one of this epoch",
+        "src/ragtag/app/crew/data.py",
+        "0 < made.turn < turn and not self.epochs.went_through(made.portion)",
+        "0 < made.turn",
+        ("tests/app/crew/test_data.py", "-k", "keep_to_their_own"),
+    ),
+    Sabotage(
         "leave: a driver that died is not closed, and nothing is recorded",
         "src/ragtag/app/crew/peer.py",
         "                stands += [what",

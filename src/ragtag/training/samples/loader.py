@@ -95,6 +95,14 @@ def indices_of(loader: DataLoader[Any]) -> Indices | None:
     return np.arange(size_of(loader)) if plain else None
 
 
+def loader_form(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """What a loader has in common with one that a script makes anew in the same way."""
+    loader = plain(loader)
+    indices = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
+    kinds = [type(each) for each in (loader.dataset, loader.sampler, loader.batch_sampler)]
+    return *kinds, None if indices is None else len(indices), loader.batch_size, loader.drop_last
+
+
 def drawn_alike(loader: DataLoader[Any], key: int) -> Iterator[Any]:
     """What a loader with a sampler of its own draws (indices, as its sampler gives them), or yields where it
     reads a stream: alike on all peers, whatever else these have drawn.

@@ -87,9 +87,6 @@ class Portion:
         require_loader(loader)
         if sizes is not None and not isinstance(sizes, BatchSizes):
             raise TypeError(f"sizes is {sizes!r}; write sizes=ragtag.BatchSizes()")
-        loader = plain(loader)
-        if isinstance(loader.sampler, DistributedSampler):
-            raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
         self._closed = False
         self.epoch = 0
         """The epoch that begins next."""
@@ -101,10 +98,9 @@ class Portion:
         self.ordinal, self._founded, self._epochs = ordinal, founded, epochs
         self._pass: weakref.ref[_Counted] | None = None
         self._restored: Mapping[str, Any] | None = None
-        self._source = self._loader = loader
+        self._order = Order(self._begin)
+        self.take(loader)
         self._shards: list[Indices] | None = None
-        self._all = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
-        self._shuffle = not isinstance(loader.sampler, SequentialSampler)
         if shards is not None:
             if self._all is None:
                 raise ValueError("shards take the sampler's place: give a loader without one of its own")
@@ -112,13 +108,24 @@ class Portion:
         self._sizer: Sizer | None = None
         self._handed: deque[int] = deque()
         if sizes is not None:
-            if self._all is None or loader.batch_size is None:
+            if self._all is None or self._source.batch_size is None:
                 raise ValueError("sizes need a loader that makes batches, with no sampler of its own")
-            self._sizer = Sizer(peers, sizes, loader.batch_size, busy_s or (lambda: 0.0), ordinal)
+            self._sizer = Sizer(peers, sizes, self._source.batch_size, busy_s or (lambda: 0.0), ordinal)
         if self._all is not None:
             self._deal(self._all, ordinal)
-        self._order = Order(self._begin)
-        if not isinstance(loader.dataset, IterableDataset):
+
+    def take(self, loader: DataLoader[Any]) -> None:
+        """Draw from this loader, from the next epoch on: the first one, or one of the same form in its place.
+
+        Raises ValueError for a loader that is split already.
+        """
+        self._source = self._loader = loader = plain(loader)
+        if isinstance(loader.sampler, DistributedSampler):
+            raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
+        stream = isinstance(loader.dataset, IterableDataset)
+        self._all = None if stream else indices_of(loader)
+        self._shuffle = not isinstance(loader.sampler, SequentialSampler)
+        if not stream:
             self._loader = rebuilt(loader, self._order)
 
     @property

@@ -69,6 +69,8 @@ GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
 ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
+DRAWN = ("tests/training/test_split.py", "-k", "at_random")
+KEEPER = "tests/training/test_keeper.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
 REPAIR = ("tests/protocols/test_repair.py",)
@@ -234,6 +236,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "if path.control.found else 0.0",
         "if False else 0.0",
         ("tests/network/test_drivers_on_lines.py", "-k", "found_what_the_lines_carry"),
+    ),
+    Sabotage(
+        "keep: of several optimizers the first one alone has its rate set again",
+        "src/ragtag/training/state/keeper.py",
+        "        for at, averaged in enumerate(self.models):\n            step, optimizer",
+        "        for at, averaged in enumerate(self.models[:1]):\n            step, optimizer",
+        (KEEPER, "-k", "rates_that_were_saved"),
+    ),
+    Sabotage(
+        "keep: what was found is loaded each time that it is kept",
+        "src/ragtag/training/state/keeper.py",
+        "            self._waiting.remove(name)\n",
+        "",
+        (KEEPER, "-k", "loaded_once"),
+    ),
+    Sabotage(
+        "keep: a rate is set back though steps have been taken",
+        "src/ragtag/training/state/keeper.py",
+        "if averaged.progress[0] == step:",
+        "if True:",
+        (KEEPER, "-k", "loaded_once"),
     ),
     Sabotage(
         "a state is taken from any replica, also from one that is apart from most",
@@ -1352,6 +1375,55 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "        self._drop(pending, why)\n",
         "",
         (TARGET, "-k", "checkpoint or hours"),
+    ),
+    Sabotage(
+        "split: each peer shuffles by its own random numbers",
+        "src/ragtag/training/samples/loader.py",
+        "                _seed(generators, key)\n",
+        "",
+        DRAWN,
+    ),
+    Sabotage(
+        "split: a sampler's own generator is left as it is",
+        "src/ragtag/training/samples/loader.py",
+        "(torch.default_generator, *found)",
+        "(torch.default_generator,)",
+        DRAWN,
+    ),
+    Sabotage(
+        "split: a loader that is made anew has a split of its own",
+        "src/ragtag/app/crew/data.py",
+        "if alike and 0 < made.turn < turn",
+        "if False and 0 < made.turn < turn",
+        ("tests/app/crew/test_data.py", "-k", "newcomer or behind"),
+    ),
+    Sabotage(
+        "split: a loader that is made anew takes the place of one of this epoch",
+        "src/ragtag/app/crew/data.py",
+        "0 < made.turn < turn and not self.epochs.went_through(made.portion)",
+        "0 < made.turn",
+        ("tests/app/crew/test_data.py", "-k", "keep_to_their_own"),
+    ),
+    Sabotage(
+        "leave: a driver that died is not closed, and nothing is recorded",
+        "src/ragtag/app/crew/peer.py",
+        "                stands += [what",
+        "                rest.pop_all()\n                stands += [what",
+        ("tests/app/crew/test_peer.py",),
+    ),
+    Sabotage(
+        "target batch: samples of an average that failed are in no count",
+        "src/ragtag/training/optimizer/averaged.py",
+        "                self.gathering.failed()\n",
+        "                pass\n",
+        (TARGET, "-k", "average_that_failed"),
+    ),
+    Sabotage(
+        "target batch: an average that fails takes along what was gathered meanwhile",
+        "src/ragtag/training/optimizer/averaged.py",
+        "            finally:\n                back()\n",
+        "            finally:\n                pass\n",
+        (TARGET, "-k", "under_way_that_fails"),
     ),
     Sabotage(
         "target batch: gradients of a step that is over go into the next one",

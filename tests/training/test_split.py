@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -22,6 +23,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -365,6 +367,122 @@ def test_every_nth_batch_of_a_stream_and_of_a_sampler_of_its_own() -> None:
     weighted = WeightedRandomSampler([0.0, 1.0], 12)
     peers = splits(2, DataLoader(Numbers(2), batch_size=2, sampler=weighted), crew)
     assert [drawn(peer) for peer in peers] == [[1] * 6] * 2
+
+
+class Shuffled(Sampler[list[int]]):
+    """Batches that a script shuffles by itself; it has no length."""
+
+    def __init__(self, size: int, by: str) -> None:
+        self.size, self.by = size, by
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.size))
+        if self.by == "python":
+            random.shuffle(order)
+        else:
+            order = np.random.permutation(order).tolist()  # noqa: NPY002 - as scripts do
+        yield from (order[at : at + 3] for at in range(0, self.size, 3))
+
+
+class Buffered(Stream):
+    """A stream that shuffles as it goes."""
+
+    def __iter__(self) -> Iterator[int]:
+        held: list[int] = []
+        for number in range(self.n):
+            held.append(number)
+            if len(held) > 16:
+                yield held.pop(int(torch.randint(len(held), (1,))))
+        yield from held
+
+
+def numbers(sampler: Sampler[int]) -> DataLoader[int]:
+    return DataLoader(Numbers(100), batch_size=4, sampler=sampler)
+
+
+OF_ITS_OWN: dict[str, tuple[int, Callable[[torch.Generator | None], DataLoader[int]]]] = {
+    "fewer": (90, lambda draw: numbers(RandomSampler(Numbers(100), num_samples=90, generator=draw))),
+    "weighted": (
+        80,
+        lambda draw: numbers(WeightedRandomSampler([1.0] * 100, 80, replacement=False, generator=draw)),
+    ),
+    "batches": (99, lambda draw: DataLoader(Numbers(100), batch_sampler=Shuffled(99, "python"))),
+    "batches, numpy": (99, lambda draw: DataLoader(Numbers(100), batch_sampler=Shuffled(99, "numpy"))),
+    "batches of a sampler": (
+        100,
+        lambda draw: DataLoader(
+            Numbers(100), batch_sampler=Pairs(RandomSampler(Numbers(100), generator=draw), 2, False)
+        ),
+    ),
+    "stream": (100, lambda draw: DataLoader(Buffered(100), batch_size=4)),
+    "stream, worker": (
+        100,
+        lambda draw: DataLoader(
+            Buffered(100), 4, num_workers=1, multiprocessing_context="fork", timeout=30, generator=draw
+        ),
+    ),
+    "one by one": (
+        500,
+        lambda draw: DataLoader(
+            Numbers(600), batch_size=None, sampler=RandomSampler(Numbers(600), num_samples=500)
+        ),
+    ),
+}
+
+
+def draws_here() -> tuple[float, float, list[float]]:
+    """What the script would draw next, of each kind; of torch several."""
+    return random.random(), np.random.random(), torch.rand(3).tolist()  # noqa: NPY002 - as scripts do
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - as scripts do
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("kind", OF_ITS_OWN)
+def test_what_a_sampler_of_its_own_draws_at_random_is_dealt_once(kind: str, own: bool) -> None:
+    """Each peer draws the order by itself; scripts seed their processes as they like."""
+    size, make = OF_ITS_OWN[kind]
+    crew, epochs = Crew.of(2), []
+    generators = [torch.Generator().manual_seed(me) if own else None for me in range(2)]
+    peers = [Portion(make(generators[me]), me, crew.as_seen_by(me), seed=7) for me in range(2)]
+    for _ in range(2):
+        parts = []
+        for me, peer in enumerate(peers):
+            seed_all(me)
+            expected = draws_here()
+            seed_all(me)
+            parts.append(drawn(peer))
+            here = draws_here()
+            assert here[:2] == expected[:2], "it has drawn nothing of the script's"
+            assert here[2][0] in expected[2], "but, as any loader, a seed for workers"
+        assert all(parts)
+        assert len(set(parts[0] + parts[1])) == len(parts[0] + parts[1]) == size
+        epochs.append(parts)
+    assert epochs[0] != epochs[1]
+    for me, generator in enumerate(generators):
+        if generator is not None:
+            assert torch.equal(generator.get_state(), torch.Generator().manual_seed(me).get_state())
+
+
+def test_a_sampler_without_an_end_is_drawn_as_far_as_it_is_asked() -> None:
+    class Endless(Sampler[int]):
+        def __len__(self) -> int:
+            return 10
+
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                yield int(torch.randint(10, (1,)))
+
+    split = iter(alone(DataLoader(Numbers(10), batch_size=2, sampler=Endless())))
+    assert len([next(split) for _ in range(200)]) == 200
+
+
+class Pairs(BatchSampler):
+    """A batch sampler of a kind of its own."""
 
 
 class BatchesOf(BatchSampler):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ragtag.core.channels import topic_of
+from ragtag.core.errors import NotFinite
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Outcome, nobodys
 from ragtag.schedules.target import Doing, Tally
@@ -22,6 +23,7 @@ from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.plan import Align
 from ragtag.training.optimizer import gathering
 from ragtag.training.optimizer.gathering import Account, Gathering
+from ragtag.training.optimizer.modes import Gradients
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
 from tests.training.test_pace import Board
@@ -446,6 +448,94 @@ def test_gradients_that_overflow_are_dropped_and_said() -> None:
     optimizer._averaged.step(None, skipped=True)
     of = optimizer.samples
     assert of is not None and of.dropped == {gathering.OVERFLOWED: 4} and of.pending == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_samples_of_an_average_that_failed_are_dropped_and_said(overlap: bool) -> None:
+    """The script goes on from it, as from one bad batch."""
+
+    def body(transport: SimulatedTransport) -> None:
+        model, inner = made()
+        optimizer = CrewOptimizer(
+            inner, transport, model=model, average="gradients", target_batch=8, weight=4, overlap=overlap
+        )
+
+        def batch(spoilt: bool) -> Account:
+            transport.compute(4)
+            gradient(model, [(0, 0)])
+            if spoilt:
+                next(model.parameters()).grad.fill_(math.nan)  # type: ignore[union-attr]
+            try:
+                optimizer.step()
+            except NotFinite:
+                raised.append(True)
+            of = optimizer.samples
+            assert of is not None
+            assert of.counted + of.pending + sum(of.dropped.values()) == of.computed
+            return of
+
+        raised: list[bool] = []
+        before = [p.detach().clone() for p in model.parameters()]
+        batch(True)
+        of = batch(False)
+        assert raised == [True] and of.dropped == {gathering.FAILED: 8} and of.pending == 0
+        assert all(map(torch.equal, before, model.parameters()))
+        for _ in range(6):
+            of = batch(False)
+        assert raised == [True] and of.dropped == {gathering.FAILED: 8}
+        assert of.computed == 32 and of.counted >= 16
+        assert not any(map(torch.equal, before, model.parameters()))
+
+    SimulatedCrew(1, Faults(latency_s=0.005), cost=ComputeCost(0.01)).run(body)
+
+
+def test_a_peer_whose_average_failed_gathers_for_the_same_step_and_tells_so() -> None:
+    board = Posts(n=4)
+    here = Gathering(64, board, "model")
+    here.stepped(10)
+    here.begins()
+    here.stepped(4)
+    here.failed()
+    assert here.samples.dropped == {gathering.FAILED: 10} and here.samples.pending == 4
+    here.stepped(10)
+    last = board.mine[-1]
+    assert (last.step, last.samples, last.doing) == (0, 14, Doing.COMPUTES)
+
+
+def test_an_average_under_way_that_fails_takes_nothing_of_the_next_step_along() -> None:
+    def body(transport: SimulatedTransport) -> None:
+        model, inner = made()
+        optimizer = CrewOptimizer(
+            inner, transport, model=model, average="gradients", target_batch=8, weight=4, overlap=True
+        )
+
+        def batch() -> Account:
+            gradient(model, [(0, 0)])
+            optimizer.step()
+            assert optimizer.samples is not None
+            return optimizer.samples
+
+        class Interrupted:
+            over = False
+
+            def wait(self) -> Outcome:
+                raise KeyboardInterrupt
+
+        batch()
+        batch()
+        optimizer._averaged._under_way = Interrupted()
+        before = batch()
+        assert before.pending == 12
+        Interrupted.over = True
+        with pytest.raises(KeyboardInterrupt):
+            batch()
+        of = optimizer.samples
+        assert of is not None and (of.pending, of.dropped) == (8, {gathering.FAILED: 8})
+        sums = optimizer._averaged._mode
+        assert isinstance(sums, Gradients) and sums._gathered == 8
+        assert all(bool(total.any()) for total in sums._sums)
+
+    SimulatedCrew(1, Faults(latency_s=0.005)).run(body)
 
 
 def test_without_a_target_there_is_no_account() -> None:

@@ -618,7 +618,8 @@ class Crew:
         began with more than 64 peers, every 64 of them have a pool of their own, with their part of the data.
         A crew's lowest peer warns once what the batches come to together (``training.samples.together``).
         The same loader gives the same split again, so that ``for batch in crew.split(loader)`` inside a loop
-        over epochs goes through a new epoch each time.
+        over epochs goes through a new epoch each time. In ``crew.epochs`` a loader that is made anew in each
+        epoch, in the same way, goes on with the split of the one before. For other loops make loaders once.
 
         shards: the indices of each peer, where the samples are not one pool (``ragtag.skewed_shards``).
         seed: of the order; by default the crew's.

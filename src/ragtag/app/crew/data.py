@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -13,7 +13,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.training.samples.deal import Indices
 from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
-from ragtag.training.samples.loader import require_loader
+from ragtag.training.samples.loader import loader_form, require_loader
 from ragtag.training.samples.portion import Portion
 from ragtag.training.samples.sizes import BatchSizes
 from ragtag.training.samples.split import Split
@@ -24,11 +24,17 @@ _log = logging.getLogger("ragtag")
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A split that a script holds, what is behind it, and the options that it was made with."""
+    """A split that a script holds, what is behind it, and the options that it was made with.
+
+    form: of its loader.
+    turn: the epoch of this process in which its loader was first given (0: in none).
+    """
 
     split: Split
     portion: Portion
     asked: tuple[Any, ...]
+    form: tuple[Any, ...]
+    turn: int
 
 
 class Data:
@@ -62,7 +68,7 @@ class Data:
         return [made.portion for made in self._splits.values()]
 
     def _by_number(self) -> dict[int, Portion]:
-        return dict(enumerate(self._portions))
+        return {portion.ordinal: portion for portion in self._portions}
 
     @property
     def samples(self) -> int:
@@ -85,7 +91,7 @@ class Data:
         asked = shards, seed, sizes
         made = self._splits.get(loader)
         if made is None:
-            made = self._splits[loader] = self._make(loader, *asked)
+            made = self._splits[loader] = self._made_anew(loader, asked) or self._make(loader, *asked)
             return made.split
         for name, now, before in zip(("shards", "seed", "sizes"), asked, made.asked, strict=True):
             if now is not None and now is not before and (name == "shards" or now != before):
@@ -93,6 +99,21 @@ class Data:
                     f"this loader is split already, by other {name}; give them once, or the same"
                 )
         return made.split
+
+    def _made_anew(self, loader: DataLoader[Any], asked: tuple[Any, ...]) -> _Made | None:
+        """Where a script makes its loader in each epoch, the split of the one before goes on with it.
+
+        Else the crew's splits would be numbered by epochs, which a peer that comes late has not been through;
+        and none would ever end.
+        """
+        turn, form, (shards, *others) = self.epochs.turn, loader_form(loader), asked
+        for before, made in sorted(self._splits.items(), key=lambda item: item[1].portion.ordinal):
+            alike = made.form == form and made.asked[0] is shards and [*made.asked[1:]] == others
+            if alike and 0 < made.turn < turn and not self.epochs.went_through(made.portion):
+                made.portion.take(loader)
+                del self._splits[before]
+                return replace(made, turn=turn)
+        return None
 
     def _make(
         self,
@@ -120,7 +141,7 @@ class Data:
         if ordinal == 0 and len(live) > 1 and transport.me == min(live) and not transport.late:
             # by one peer, and where it is seen
             _log.warning("%s", together(portion, len(live), self._target()))
-        return _Made(Split(portion), portion, (shards, seed, sizes))
+        return _Made(Split(portion), portion, (shards, seed, sizes), loader_form(loader), self.epochs.turn)
 
     def moved(self) -> None:
         """This peer has another number."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -421,22 +421,32 @@ class Peer:
         """Send what is still queued, tell the others, and end, once.
 
         failed: an error ends this peer.
+
+        Where a part of this fails, as without a driver, the rest is done before the error is raised.
         """
         if self.left:
             return
         self.left = True
-        stands = [] if failed else [what.stand() for what in self._averaged if what.whole is not None]
-        if not failed:
-            self.data.close()
+        stands: list[Stand] = []
         for model in self.models:
             model.left = True
-        if self._donor is not None:
-            self._donor.close(deadline_s)
-        if self.driver is not None:
+        with ExitStack() as rest:  # the last one first
+            rest.push(lambda kind, error, where: self._record_leave(failed or kind is not None, stands))
+            if self.driver is not None:
+                rest.callback(self.driver.close, deadline_s)
+                if not failed:
+                    rest.callback(self._tell_persons)
+            if self._donor is not None:
+                rest.callback(self._donor.close, deadline_s)
             if not failed:
-                with suppress(DriverFailed):  # that has been said
-                    self.log.record_persons(0.0)
-            self.driver.close(deadline_s)
+                stands += [what.stand() for what in self._averaged if what.whole is not None]
+                self.data.close()
+
+    def _tell_persons(self) -> None:
+        with suppress(DriverFailed):  # that has been said
+            self.log.record_persons(0.0)
+
+    def _record_leave(self, failed: bool, stands: Sequence[Stand]) -> None:
         for model in self.models:
             self.log.record_target(model, 0.0)
         self.log.record_leave(failed, stands)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -213,18 +214,30 @@ class AveragedModel:
         exchange = self._ready()
         arrived = self._arrive()
         if arrived is None:
-            weight = self._offer()
-            outcome = exchange.average(weight, self._deadline_s, self.scheduling.begin())
+            with self._offering() as weight:
+                outcome = exchange.average(weight, self._deadline_s, self.scheduling.begin())
         else:
             outcome = arrived
         self._since = 0
         return self._averaged(outcome, taken=arrived is not None)
 
-    def _offer(self) -> float:
+    @contextmanager
+    def _offering(self) -> Iterator[float]:
         """Make ready what is averaged; the weight that it has."""
         if self.scheduling.went_by >= 0:
             self._transport.goes_on_after(self.channel, self.scheduling.went_by)
-        return self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
+        with self._accounted():
+            yield self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """The samples of an average that ends with an error, which the script may go on from, are dropped."""
+        try:
+            yield
+        except BaseException:
+            if self.gathering is not None:
+                self.gathering.failed()
+            raise
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
@@ -263,8 +276,8 @@ class AveragedModel:
             self._since = 0
             self._averaged(arrived, taken=True)
             return
-        weight = self._offer()
-        self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
+        with self._offering() as weight:
+            self._under_way = exchange.begin(weight, self._deadline_s, self.scheduling.begin())
         self._since = 0
         if isinstance(self._under_way, Outcome):
             self._end()
@@ -274,8 +287,12 @@ class AveragedModel:
         begun, self._under_way = self._under_way, None
         if begun is not None and self._exchange is not None:
             back = self._mode.aside()
-            self._averaged(self._exchange.end(begun))
-            back()
+            try:
+                with self._accounted():
+                    outcome = self._exchange.end(begun)
+                self._averaged(outcome)
+            finally:
+                back()
 
     # -- Where it stands
 

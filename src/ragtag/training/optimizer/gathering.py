@@ -41,17 +41,18 @@ from ragtag.training.exchange.slow import unheard
 from ragtag.training.optimizer.speeds import SHARE_MAX
 from ragtag.training.transport import Peers
 
-LATE, LOST, UNTOLD, OVERFLOWED, RESTORED, ENDED = (
+LATE, LOST, UNTOLD, OVERFLOWED, FAILED, RESTORED, ENDED = (
     "late",
     "lost",
     "untold",
     "overflowed",
+    "failed",
     "restored",
     "ended",
 )
 """Why samples were dropped: the crew made their step without this peer; they came too late, or in part, for
-its mean; no mean came here, so that this peer cannot tell; gradients overflowed; the model was replaced;
-training ended."""
+its mean; no mean came here, so that this peer cannot tell; gradients overflowed; the average ended with an
+error here, as where a gradient is not finite; the model was replaced; training ended."""
 GROWTH = 0.25
 """Samples are told each time that they have grown by this share."""
 TRUST = 4.0
@@ -268,6 +269,15 @@ class Gathering:
         self._told, self._doing = 0.0, None
         if self._pending:
             self._post(Doing.COMPUTES)
+
+    def failed(self) -> None:
+        """The average that had begun ended with an error: this peer gathers for its step anew."""
+        if self._offered > 0:
+            self._drop(self._offered + float(self._carried.mean()), FAILED)
+            self._offered, self._carried = 0.0, np.zeros(1)
+        if self._begun is not None:
+            self.step, self._begun = self._begun, None
+        self._told = 0.0
 
     def drop(self, why: str) -> None:
         """What was gathered here will be in no mean. A step that the crew made without this peer leaves what

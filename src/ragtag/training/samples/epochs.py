@@ -68,6 +68,7 @@ class Epochs:
         self.epoch = self.before = 0
         self._peers, self._splits, self._round = peers, splits, round
         self._gone_through: list[Passed] | None = None  # in the epoch under way; None: none is
+        self._begun = 0
         self._answers = Answers(peers.me)
         self._loaded = self._entered = False
         self._restored: Mapping[str, Any] = {}
@@ -79,6 +80,15 @@ class Epochs:
 
     # -- Epochs
 
+    @property
+    def turn(self) -> int:
+        """Which epoch of this process is under way, counted from 1; 0: none is."""
+        return 0 if self._gone_through is None else self._begun
+
+    def went_through(self, split: Passed) -> bool:
+        """Whether a split was begun in the epoch under way."""
+        return split in (self._gone_through or ())
+
     def count(self, n: int, late: bool) -> Iterator[int]:
         """Yield the crew's epoch until it has done ``n``.
 
@@ -88,6 +98,7 @@ class Epochs:
             return
         while self.epoch < n:
             self._gone_through, before = [], self._samples()
+            self._begun += 1
             try:
                 yield self.epoch
             except GeneratorExit:  # the script has broken off; it may save, or count on, later
@@ -117,7 +128,7 @@ class Epochs:
         """
         if self._gone_through is None:
             return epoch
-        if split in self._gone_through:
+        if self.went_through(split):
             raise RuntimeError(
                 f"this split was gone through already in epoch {self.epoch}: in each epoch of crew.epochs "
                 "go through it once; give what needs the samples twice a DataLoader of its own"

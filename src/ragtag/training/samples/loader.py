@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -16,6 +20,9 @@ from torch.utils.data import (
 )
 
 from ragtag.training.samples.deal import Indices
+
+T = TypeVar("T")
+_AHEAD = 64  # batches of indices are drawn so many at once; of a stream's samples each when it is asked for
 
 
 def require_loader(loader: object) -> None:
@@ -86,6 +93,73 @@ def indices_of(loader: DataLoader[Any]) -> Indices | None:
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size_of(loader)
     )
     return np.arange(size_of(loader)) if plain else None
+
+
+def loader_form(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """What a loader has in common with one that a script makes anew in the same way."""
+    loader = plain(loader)
+    indices = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
+    kinds = [type(each) for each in (loader.dataset, loader.sampler, loader.batch_sampler)]
+    return *kinds, None if indices is None else len(indices), loader.batch_size, loader.drop_last
+
+
+def drawn_alike(loader: DataLoader[Any], key: int) -> Iterator[Any]:
+    """What a loader with a sampler of its own draws (indices, as its sampler gives them), or yields where it
+    reads a stream: alike on all peers, whatever else these have drawn.
+
+    Random numbers of Python, numpy and torch, and of the generators of loader and sampler, come from ``key``
+    meanwhile; all else finds these where it left them.
+    """
+    batches, sampler = loader.batch_sampler, loader.sampler
+    holders = (loader, batches, sampler, getattr(batches, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    generators = {id(g): g for g in (torch.default_generator, *found) if isinstance(g, torch.Generator)}
+    if isinstance(loader.dataset, IterableDataset):
+        return _drawn(loader, tuple(generators.values()), key, 1)
+    return _drawn(sampler if batches is None else batches, tuple(generators.values()), key, _AHEAD)
+
+
+def _drawn(items: Iterable[T], generators: Sequence[torch.Generator], key: int, ahead: int) -> Iterator[T]:
+    """Each of the items, ``ahead`` of them at once, with random numbers that come from ``key``."""
+    begun: Iterator[T] | None = None
+    inside = None
+    while True:
+        outside = _states(generators)
+        try:
+            if begun is None:
+                _seed(generators, key)
+                begun = iter(items)
+            else:
+                _put_back(generators, inside)
+            drawn = list(islice(begun, ahead))
+            inside = _states(generators)
+        finally:
+            _put_back(generators, outside)
+        yield from drawn
+        if len(drawn) < ahead:
+            return
+
+
+def _states(generators: Sequence[torch.Generator]) -> Any:
+    """Where random numbers are; numpy's are those of its one generator that all scripts share."""
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), of_numpy, [each.get_state() for each in generators]
+
+
+def _put_back(generators: Sequence[torch.Generator], states: Any) -> None:
+    """Go on from there."""
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    for each, state in zip(generators, of_torch, strict=True):
+        each.set_state(state)
+
+
+def _seed(generators: Sequence[torch.Generator], key: int) -> None:
+    random.seed(key)
+    np.random.seed(key % (1 << 32))  # noqa: NPY002
+    for each in generators:
+        each.manual_seed(key)
 
 
 def fitting(shards: Sequence[Sequence[int] | Indices], n: int, size: int) -> list[Indices]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from ragtag.core import seed as random
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.crew.district import district_of, districts
@@ -23,6 +24,7 @@ from ragtag.training.samples.epochs import Epochs
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.samples.loader import (
     Order,
+    drawn_alike,
     fitting,
     indices_of,
     plain,
@@ -85,9 +87,6 @@ class Portion:
         require_loader(loader)
         if sizes is not None and not isinstance(sizes, BatchSizes):
             raise TypeError(f"sizes is {sizes!r}; write sizes=ragtag.BatchSizes()")
-        loader = plain(loader)
-        if isinstance(loader.sampler, DistributedSampler):
-            raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
         self._closed = False
         self.epoch = 0
         """The epoch that begins next."""
@@ -99,10 +98,9 @@ class Portion:
         self.ordinal, self._founded, self._epochs = ordinal, founded, epochs
         self._pass: weakref.ref[_Counted] | None = None
         self._restored: Mapping[str, Any] | None = None
-        self._source = self._loader = loader
+        self._order = Order(self._begin)
+        self.take(loader)
         self._shards: list[Indices] | None = None
-        self._all = None if isinstance(loader.dataset, IterableDataset) else indices_of(loader)
-        self._shuffle = not isinstance(loader.sampler, SequentialSampler)
         if shards is not None:
             if self._all is None:
                 raise ValueError("shards take the sampler's place: give a loader without one of its own")
@@ -110,13 +108,24 @@ class Portion:
         self._sizer: Sizer | None = None
         self._handed: deque[int] = deque()
         if sizes is not None:
-            if self._all is None or loader.batch_size is None:
+            if self._all is None or self._source.batch_size is None:
                 raise ValueError("sizes need a loader that makes batches, with no sampler of its own")
-            self._sizer = Sizer(peers, sizes, loader.batch_size, busy_s or (lambda: 0.0), ordinal)
+            self._sizer = Sizer(peers, sizes, self._source.batch_size, busy_s or (lambda: 0.0), ordinal)
         if self._all is not None:
             self._deal(self._all, ordinal)
-        self._order = Order(self._begin)
-        if not isinstance(loader.dataset, IterableDataset):
+
+    def take(self, loader: DataLoader[Any]) -> None:
+        """Draw from this loader, from the next epoch on: the first one, or one of the same form in its place.
+
+        Raises ValueError for a loader that is split already.
+        """
+        self._source = self._loader = loader = plain(loader)
+        if isinstance(loader.sampler, DistributedSampler):
+            raise ValueError("the loader is split already, by its DistributedSampler: give a plain one")
+        stream = isinstance(loader.dataset, IterableDataset)
+        self._all = None if stream else indices_of(loader)
+        self._shuffle = not isinstance(loader.sampler, SequentialSampler)
+        if not stream:
             self._loader = rebuilt(loader, self._order)
 
     @property
@@ -169,7 +178,7 @@ class Portion:
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
         self._handed.clear()
         if isinstance(self._source.dataset, IterableDataset):
-            begun = _Counted(every_nth(self._me, self._peers.n, self._live, self._source), self)
+            begun = _Counted(self._every_nth(self._order.epoch), self)
         else:
             begun = _Counted(iter(self._loader), self)
         self._pass = weakref.ref(begun)
@@ -287,8 +296,7 @@ class Portion:
         """One epoch's batches of indices (single indices where the loader makes no batches)."""
         size = self._source.batch_size
         if self._all is None:
-            order: Any = self._source.batch_sampler or self._source.sampler
-            yield from every_nth(self._me, self._peers.n, self._live, order)
+            yield from self._every_nth(epoch)
             return
         if self._sizer is not None:
             yield from self._sized(epoch, self._sizer)
@@ -298,6 +306,11 @@ class Portion:
                 yield from indices
             else:
                 yield from (indices[at : at + size] for at in range(0, len(indices), size))
+
+    def _every_nth(self, epoch: int) -> Iterator[Any]:
+        """This peer's of what all draw alike."""
+        key = random.stream_key(self._seed, "sampler", self.ordinal, epoch)
+        return every_nth(self._me, self._peers.n, self._live, drawn_alike(self._source, key))
 
     def _blocks(self, epoch: int) -> Iterator[list[int]]:
         """The indices of each block that this peer draws."""

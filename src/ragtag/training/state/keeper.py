@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from ragtag.core import seed as random
 from ragtag.core.types import Noted, PeerId
 from ragtag.protocols.transfer.snapshots import Shelf
@@ -101,6 +103,7 @@ class StateKeeper:
         self.round = -1
         """Of the crew's state that came last (-1: none)."""
         self._pending: Snapshot | None = None
+        self._waiting: set[str] = set()  # the names of its parts that nobody has loaded yet
         self._shelf: Shelf | None = None
         self._schema = 0
         self._fetches = 0
@@ -126,8 +129,7 @@ class StateKeeper:
         Raises ValueError: that is of another model or optimizer; nothing has changed then.
         """
         self.models.append(averaged)
-        if self._pending is not None:
-            self._load_found(self._parts_of(averaged, own=False))
+        self._load_found(self._parts_of(averaged, own=False))
 
     def _parts_of(self, averaged: AveragedModel, own: bool) -> dict[str, Stateful]:
         """What of an optimizer belongs to the extra parts of a snapshot, beside what users keep.
@@ -137,28 +139,32 @@ class StateKeeper:
         at = self.models.index(averaged)
         parts: dict[str, Stateful] = {}
         if at > 0:
-            parts[f"{OPTIMIZER}/{averaged.name}"] = Further(averaged, self.models[:at])
+            parts[_part_of(averaged)] = Further(averaged, self.models[:at])
         if averaged.sparse is not None:
             name = COMPRESSION if at == 0 else f"{COMPRESSION}/{averaged.name}"
             parts[name] = CompressionState(averaged, own)
         return parts
 
-    def _load_found(self, holders: Mapping[str, Stateful]) -> None:
-        for name, holder in holders.items():
-            found = self._pending.extra.get(name) if self._pending is not None else None
-            if found is not None:
-                holder.load_state_dict(copy_tree(found, name))
+    def _load_found(self, holders: Mapping[str, Stateful]) -> bool:
+        """Load what was found of them, each once: they go on from there. Whether there was anything."""
+        found = [name for name in holders if name in self._waiting]
+        for name in found:
+            assert self._pending is not None
+            holders[name].load_state_dict(copy_tree(self._pending.extra[name], name))
+            self._waiting.remove(name)
+        return bool(found)
 
     def keep(self, **objects: Stateful) -> None:
         """More that belongs to the training: each has state_dict and load_state_dict.
 
-        Where this peer came late, or resumed, what was found of it is loaded now; and since making a
-        scheduler changes learning rates, the optimizer's are set again.
+        Where this peer came late, or resumed, what was found of it is loaded now, once; and since making a
+        scheduler changes learning rates, those of all optimizers that have taken no step yet are set again.
 
         Raises:
             TypeError: an object has no state_dict and load_state_dict.
             ValueError: a name is kept already.
         """
+        loaded = False
         for name, holder in objects.items():
             if name in self.extra and self.extra[name] is not holder:
                 raise ValueError(f"{name!r} is kept already; give each object a name of its own")
@@ -166,10 +172,25 @@ class StateKeeper:
                 raise TypeError(
                     f"{name!r} is a {type(holder).__name__}, without state_dict and load_state_dict"
                 )
+            loaded |= self._load_found({name: holder})
             self.extra[name] = holder
-            self._load_found({name: holder})
-        if self._pending is not None and self.first is not None:
-            _set_options(self.first, self._pending)
+        if loaded and self._pending is not None:
+            self._set_options(self._pending)
+
+    def _set_options(self, found: Snapshot) -> None:
+        """Learning rates and other options of all optimizers' groups, as they were found.
+
+        Of one that has taken steps since they are its scheduler's by now.
+        """
+        for at, averaged in enumerate(self.models):
+            step, optimizer = found.step, found.optimizer
+            if at > 0:
+                name = _part_of(averaged)
+                if name not in found.extra or name in self._waiting:
+                    continue
+                step, optimizer = found.extra[name]["step"], found.extra[name]["optimizer"]
+            if averaged.progress[0] == step:
+                _set_groups(averaged.inner, optimizer["param_groups"])
 
     # -- Giving
 
@@ -313,7 +334,7 @@ class StateKeeper:
         restore(dataclasses.replace(snapshot, extra=mine), averaged, known)
         if self.data is not None:
             self.data.load_state_dict(snapshot.extra.get(DATA, {}), resumed)
-        self._pending = snapshot
+        self._pending, self._waiting = snapshot, snapshot.extra.keys() - known.keys() - {DATA}
         self._before = max(self._before, snapshot.before)
 
     def _extra(self, own: bool) -> dict[str, Stateful]:
@@ -393,10 +414,14 @@ class StateKeeper:
                 self.tell(Noted("no residual", self.me, why))
 
 
-def _set_options(averaged: AveragedModel, snapshot: Snapshot) -> None:
+def _part_of(averaged: AveragedModel) -> str:
+    """A further optimizer's name among the extra parts of a snapshot."""
+    return f"{OPTIMIZER}/{averaged.name}"
+
+
+def _set_groups(inner: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
     """Learning rates and other options of the groups, as they were."""
-    groups: list[dict[str, Any]] = snapshot.optimizer["param_groups"]
-    for group, saved in zip(averaged.inner.param_groups, groups, strict=True):
+    for group, saved in zip(inner.param_groups, groups, strict=True):
         for name in ("lr", "initial_lr", "momentum", "betas"):
             if name in saved and name in group and not hasattr(group[name], "fill_"):
                 group[name] = copy_tree(saved[name], name)

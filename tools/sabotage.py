@@ -54,6 +54,7 @@ class Sabotage:
     hangs: bool = False
 
 
+MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
 CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
@@ -858,6 +859,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         'random.permutation(random.stream_key(seed, "owners", round_), n)',
         "tuple(range(n))",
         MIXING,
+    ),
+    Sabotage(
+        "overlap: buffers are again what was sent, with the gradients",
+        "src/ragtag/training/exchange/dense.py",
+        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind:",
+        MEANWHILE,
+    ),
+    Sabotage(
+        "overlap: gradients that were gathered meanwhile are in the average under way",
+        "src/ragtag/training/exchange/dense.py",
+        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind == PRESENT:",
+        MEANWHILE,
     ),
     Sabotage(
         "rps: a user's optimizer takes no average",

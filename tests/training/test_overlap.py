@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -119,6 +120,51 @@ def test_where_no_average_came_the_gradient_that_was_sent_counts() -> None:
         assert seen is not None
         torch.testing.assert_close(seen[-1], model, rtol=1e-5, atol=1e-4)
     assert alone > 1_000
+
+
+class Inputs:
+    """A peer's batches, whose mean is 5; another stream on each."""
+
+    def __init__(self, peer: int) -> None:
+        self._stream = torch.Generator().manual_seed(peer)
+
+    def next(self) -> torch.Tensor:
+        return torch.randn(16, 4, generator=self._stream) + 5.0
+
+
+def statistics(peer: SimulatedTransport, steps: int, **options: Any) -> list[torch.Tensor]:
+    """BatchNorm's running mean after each step, and at the end."""
+    model, inputs = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)), Inputs(peer.me)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), peer, model=model, average="gradients", **options
+    )
+    seen = []
+    for _ in range(steps):
+        peer.compute()
+        optimizer.zero_grad()
+        model(inputs.next()).square().mean().backward()
+        optimizer.step()
+        seen.append(model[0].running_mean.clone())  # type: ignore[operator, union-attr]
+    optimizer._averaged.settle()
+    seen.append(model[0].running_mean.clone())  # type: ignore[operator, union-attr]
+    return seen
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+@pytest.mark.parametrize("options", [{"every": 1}, {"every": 3}, {"target_batch": 2.0, "weight": 1}], ids=str)
+def test_what_forwards_do_to_buffers_meanwhile_stays(peers: int, options: dict[str, Any]) -> None:
+    def found(**more: Any) -> list[list[torch.Tensor]]:
+        crew = SimulatedCrew(peers, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+        seen = crew.run(lambda peer: statistics(peer, 24, **options, **more))
+        return [one for one in seen if one is not None]
+
+    plain, overlapped = found(), found(overlap=True)
+    for one, other in zip(plain, overlapped, strict=True):
+        assert all(not torch.equal(before, after) for before, after in pairwise(other[:-1]))
+        torch.testing.assert_close(other[-1], one[-1], rtol=0.0, atol=0.15)
 
 
 def seconds_per_step(rate: float, **options: Any) -> float:

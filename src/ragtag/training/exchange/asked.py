@@ -245,8 +245,7 @@ def exchange_of(
             name=name,
             content=content,
             fragments=1 if outer is None else outer.fragments,
-            corrects=asked.overlap and asked.average == "models",
-            replaces=asked.overlap and asked.average == "gradients",
+            corrects=asked.overlap,
             carries=asked.target is not None,
         )
         if outer is not None:

@@ -15,7 +15,7 @@ from ragtag.core.types import Bools, Floats, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
-from ragtag.training.tensors.layout import GRADIENT, Part
+from ragtag.training.tensors.layout import GRADIENT, PRESENT, Part
 from ragtag.training.transport import Pending, Transport
 
 
@@ -28,8 +28,8 @@ class Replica:
     share: let tensors live in the table (``Bucket``).
     corrects: whether an average that local steps did not wait for corrects what they came to: values become
         the average, and what has changed since they were sent (computation and communication decoupled:
-        CoCoD-SGD, Shen et al., IJCAI 2019, equation 4).
-    replaces: whether such an average is of what was sent alone: where none came, that comes back.
+        CoCoD-SGD, Shen et al., IJCAI 2019, equation 4). Gradients that were sent come back before: what has
+        been gathered since is of the next average.
     carries: whether gradients of which nobody may have an average go into the next one that has a weight: as
         much as they counted for before. So what the samples of a crew with a target batch say of an owner's
         chunks comes a step later where that owner dies, and is not lost.
@@ -50,7 +50,6 @@ class Replica:
         fragments: int = 1,
         share: bool = True,
         corrects: bool = False,
-        replaces: bool = False,
         carries: bool = False,
         together_s: float | None = None,
     ) -> None:
@@ -61,7 +60,7 @@ class Replica:
         self.kept_share = 0.0
         """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
-        self._corrects, self._replaces, self._carries = corrects, replaces, carries
+        self._corrects, self._carries = corrects, carries
         self._weight = 0.0
         self._carried: list[tuple[Part, torch.Tensor]] = []
         """Sums of gradients, each times its weight, that wait for the next average."""
@@ -102,15 +101,20 @@ class Replica:
 
     def end(self, begun: Pending) -> Outcome:
         """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
-        where this ``corrects``, the average and all that has changed meanwhile; or, where it ``replaces``,
-        the average, whatever they have become.
+        where this ``corrects``, the average and all that has changed meanwhile.
         """
         outcome = begun.wait()
+        if self._corrects and self._sent is not None:
+            self._bring_back(self._sent)
         self.bucket.flatten()
-        if self._replaces:
-            assert self._sent is not None
-            self.bucket.restore(self._sent, np.ones(len(self._sent), np.bool_))
         return self._take(outcome, self.kept_share, self._sent if self._corrects else None)
+
+    @torch.no_grad()
+    def _bring_back(self, sent: Floats) -> None:
+        """Gradients, and the list of those that there are, are again what was sent; buffers stay."""
+        for at, part in enumerate(self.bucket.parts):
+            if part.kind in (GRADIENT, PRESENT):
+                part.find().copy_(self.bucket.in_table(sent, at))
 
     @property
     def kept(self) -> bool:

@@ -13,6 +13,8 @@ from ragtag.core.schema import TensorSpec
 
 GRADIENT = "gradient of"
 """The kind of a part that is no tensor of the model, and that a step is taken by."""
+PRESENT = "list"
+"""The kind of the part that says which gradients there are."""
 
 
 @dataclass(frozen=True, slots=True)

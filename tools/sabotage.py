@@ -54,6 +54,7 @@ class Sabotage:
     hangs: bool = False
 
 
+BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took")
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
@@ -873,6 +874,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "if part.kind in (GRADIENT, PRESENT):",
         "if part.kind == PRESENT:",
         MEANWHILE,
+    ),
+    Sabotage(
+        "beginning: differences are to weights that this peer has no more",
+        "src/ragtag/training/optimizer/averaged.py",
+        "            self.sparse.anchor_here()",
+        "            pass",
+        BEGINNING,
     ),
     Sabotage(
         "rps: a user's optimizer takes no average",

@@ -60,6 +60,28 @@ def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str)
     assert all(torch.equal(after, lowest) for _, after in found.values())
 
 
+@pytest.mark.parametrize("resync", [0, 1000])
+def test_differences_are_to_the_weights_that_all_took(resync: int) -> None:
+    compress = ragtag.TopK(0.05, values="fp32", resync=resync, bypass=False)
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = model_of(seed=transport.me)
+        optimizer = optimizer_of(model, transport, compress=compress)
+        begun = Stand(digest_of(model.parameters()))
+        ending.begin_alike(transport, optimizer._averaged, begun, PATIENCE_S)
+        first = weights(model)
+        for _ in range(2):
+            optimizer.average()
+        return first, weights(model)
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    for first, after in found.values():
+        assert torch.equal(first, found[0][0])
+        assert torch.equal(after, found[0][1])
+        torch.testing.assert_close(after, first, rtol=0.0, atol=1e-6)  # nobody took a step
+
+
 def test_peers_that_begin_alike_average_nothing_for_it() -> None:
     def work(transport: DriverTransport) -> bool:
         model = model_of(seed=1)

@@ -70,10 +70,18 @@ class Averaged(Protocol):
         ...
 
 
+class Beginning(Averaged, Protocol):
+    """What averaging begins of."""
+
+    def anchor_here(self) -> None:
+        """The values, as they are now, are what all peers begin with."""
+        ...
+
+
 Transport = DriverTransport | SoloTransport
 
 
-def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: float) -> None:
+def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: float) -> None:
     """Compare what peers begin with; where it differs, all take what the lowest peer has.
 
     mine: with the digest of this peer's initial values.
@@ -91,6 +99,7 @@ def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: f
         *(these_peers(others), "takes" if len(others) == 1 else "take", lowest),
     )
     _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
+    what.anchor_here()
 
 
 def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> dict[PeerId, Progress]:

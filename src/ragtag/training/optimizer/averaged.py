@@ -371,6 +371,11 @@ class AveragedModel:
             if more is not None:
                 more.forget()
 
+    def anchor_here(self) -> None:
+        """The model, as it is now, is what all peers begin with; differences that are sent are to it."""
+        if self.sparse is not None:
+            self.sparse.anchor_here()
+
     @property
     def outer_state(self) -> dict[str, Any]:
         """Anchor and momentum of the outer steps (see ``outer.OuterSteps.state_dict``); empty: none yet."""

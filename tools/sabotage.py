@@ -883,6 +883,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         BEGINNING,
     ),
     Sabotage(
+        "beginning: a crew too large to take one peer's weights says that it does",
+        "src/ragtag/app/crew/finish.py",
+        """why = f"in a crew of more than {PEERS_MAX} nobody takes another's\"""",
+        'why = ""',
+        BEGINNING,
+    ),
+    Sabotage(
         "rps: a user's optimizer takes no average",
         "src/ragtag/training/exchange/dense.py",
         "self.bucket.restore(table, outcome.averaged, row)",

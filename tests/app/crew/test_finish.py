@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -80,6 +82,30 @@ def test_differences_are_to_the_weights_that_all_took(resync: int) -> None:
         assert torch.equal(first, found[0][0])
         assert torch.equal(after, found[0][1])
         torch.testing.assert_close(after, first, rtol=0.0, atol=1e-6)  # nobody took a step
+
+
+class Large(SoloTransport):
+    """Peer 0 of a crew of 65, of which it meets peer 3."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.n = 65
+
+    def meet(self, meeting: str, blob: bytes, *_: Any, **__: Any) -> dict[int, bytes]:
+        told = msgspec.msgpack.decode(blob, type=dict[str, Stand])
+        assert meeting == "begin/model", "nobody takes anything"
+        return {3: msgspec.msgpack.encode(told | {"model": Stand("another")})}
+
+
+def test_a_crew_too_large_to_begin_alike_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    transport, model = Large(), model_of(seed=1)
+    optimizer = optimizer_of(model, transport)  # type: ignore[arg-type]
+    before = weights(model)
+    ending.begin_alike(transport, optimizer._averaged, optimizer._averaged.stand(), PATIENCE_S)
+    assert torch.equal(before, weights(model))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "peer 3 had others than peer 0, and in a crew of more than 64 nobody takes" in record.getMessage()
 
 
 def test_peers_that_begin_alike_average_nothing_for_it() -> None:

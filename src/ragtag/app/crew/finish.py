@@ -90,16 +90,26 @@ def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: 
     stands = _of(told, what.name)
     if alike(stands):
         return
-    lowest = min(stands)
-    others = sorted(peer for peer, stand in stands.items() if stand.digest != stands[lowest].digest)
+    why = f"in a crew of more than {PEERS_MAX} nobody takes another's"
+    if _can_mix(transport, told):
+        after = _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
+        what.anchor_here()
+        why = "" if alike(_of(after, what.name)) else "some values were lost on the way"
+    _say_apart(transport.me, "weights", stands, why)
+
+
+def _say_apart(me: PeerId, called: str, begun: Stands, why: str) -> None:
+    """Tell that peers began with different values. why: they go on so (empty: all have the lowest peer's)."""
+    lowest = min(begun)
+    others = sorted(peer for peer, stand in begun.items() if stand.digest != begun[lowest].digest)
+    take = "takes" if len(others) == 1 else "take"
     _log.log(
-        logging.WARNING if transport.me == lowest else logging.INFO,
-        "peers begin with different weights: %s %s those of peer %d. To begin alike, build the model from "
-        "the same seed, or load the same file, on every peer",
-        *(these_peers(others), "takes" if len(others) == 1 else "take", lowest),
+        logging.WARNING if me == lowest else logging.INFO,
+        "peers begin with different %s: %s %s peer %d%s. To begin alike, build the model from the same seed, "
+        "or load the same file, on every peer",
+        *(called, these_peers(others), "had others than" if why else f"{take} those of", lowest),
+        why and f", and {why}",
     )
-    _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
-    what.anchor_here()
 
 
 def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> dict[PeerId, Progress]:

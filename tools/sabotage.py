@@ -54,7 +54,8 @@ class Sabotage:
     hangs: bool = False
 
 
-BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took")
+BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took or forms or statistics")
+FIXED = ("tests/training/test_fixed.py",)
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
@@ -888,6 +889,48 @@ SABOTAGES: tuple[Sabotage, ...] = (
         """why = f"in a crew of more than {PEERS_MAX} nobody takes another's\"""",
         'why = ""',
         BEGINNING,
+    ),
+    Sabotage(
+        "beginning: what is frozen stays each peer's own",
+        "src/ragtag/training/tensors/modules.py",
+        "if parameter.requires_grad or id(parameter) in own",
+        "if True or id(parameter) in own",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: integers stay each peer's own",
+        "src/ragtag/training/optimizer/averaged.py",
+        "buffers = self._buffers and self.asked.has_model",
+        "buffers = False",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: buffers are not compared",
+        "src/ragtag/app/crew/crew.py",
+        "initial = None if model is not None else digest_of(parameters)",
+        "initial = digest_of(parameters)",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: buffers of other shapes are carried, too",
+        "src/ragtag/app/crew/finish.py",
+        "elif held is fixed and not formed_alike(begun):",
+        "elif False:",
+        BEGINNING,
+    ),
+    Sabotage(
+        "fixed: values lose bits on the way",
+        "src/ragtag/training/state/fixed.py",
+        ".view(torch.int16).float()",
+        ".view(torch.int16).bfloat16().float()",
+        FIXED,
+    ),
+    Sabotage(
+        "fixed: each round brings the first one's values",
+        "src/ragtag/training/state/fixed.py",
+        "min(own.numel(), (done + more) // size), place // 2",
+        "min(own.numel(), (done + more) // size), 0",
+        FIXED,
     ),
     Sabotage(
         "rps: a user's optimizer takes no average",

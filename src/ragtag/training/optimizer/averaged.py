@@ -24,9 +24,10 @@ from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import Weight
 from ragtag.training.planning import Planner
+from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.follower import Follower
 from ragtag.training.state.whole import Stand, Whole, kept_up
-from ragtag.training.tensors.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.tensors.modules import Watch, buffer_parts, fixed_parts, name_parameters, parameters_of
 from ragtag.training.transport import Transport
 
 
@@ -370,6 +371,15 @@ class AveragedModel:
         for more in (self._exchange, self._meter):
             if more is not None:
                 more.forget()
+
+    def fixed(self) -> Fixed:
+        """What the models have beside what is averaged, to be the same on all peers from the beginning.
+
+        Buffers are among it where the model was given: one that is found has been at work, and has counted.
+        """
+        buffers = self._buffers and self.asked.has_model
+        parts = fixed_parts(self.inner.param_groups, self.modules, buffers)
+        return Fixed(self.name, parts, self._transport)
 
     def anchor_here(self) -> None:
         """The model, as it is now, is what all peers begin with; differences that are sent are to it."""

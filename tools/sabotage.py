@@ -55,6 +55,7 @@ class Sabotage:
 
 
 BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took or forms or statistics")
+TWICE = ("tests/training/test_overlap.py", "-k", "buffers_once")
 FIXED = ("tests/training/test_fixed.py",)
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
@@ -931,6 +932,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "min(own.numel(), (done + more) // size), place // 2",
         "min(own.numel(), (done + more) // size), 0",
         FIXED,
+    ),
+    Sabotage(
+        "overlap: each optimizer corrects the buffers of one model",
+        "src/ragtag/training/exchange/dense.py",
+        "first = [now == before for now, before in times]",
+        "first = [True for _ in times]",
+        TWICE,
+    ),
+    Sabotage(
+        "overlap: a crew's optimizers do not know of each other's corrections",
+        "src/ragtag/app/crew/crew.py",
+        "corrections=peer.corrections,",
+        "corrections=None,",
+        TWICE,
     ),
     Sabotage(
         "rps: a user's optimizer takes no average",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
 import ragtag
+from ragtag.app.crew.peer import Peer
+from ragtag.app.environment import Place
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome
 from ragtag.simulation.cost import ComputeCost
@@ -132,12 +134,23 @@ class Inputs:
         return torch.randn(16, 4, generator=self._stream) + 5.0
 
 
-def statistics(peer: SimulatedTransport, steps: int, **options: Any) -> list[torch.Tensor]:
-    """BatchNorm's running mean after each step, and at the end."""
-    model, inputs = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)), Inputs(peer.me)
+def normed() -> nn.Sequential:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.1)
+    return model
+
+
+def statistics_of(model: nn.Sequential) -> torch.Tensor:
+    mean = model[0].running_mean
+    assert isinstance(mean, torch.Tensor)
+    return mean.clone()
+
+
+def statistics(peer: SimulatedTransport, steps: int, **options: Any) -> list[torch.Tensor]:
+    """BatchNorm's running mean after each step, and at the end."""
+    model, inputs = normed(), Inputs(peer.me)
     optimizer = CrewOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), peer, model=model, average="gradients", **options
     )
@@ -147,9 +160,9 @@ def statistics(peer: SimulatedTransport, steps: int, **options: Any) -> list[tor
         optimizer.zero_grad()
         model(inputs.next()).square().mean().backward()
         optimizer.step()
-        seen.append(model[0].running_mean.clone())  # type: ignore[operator, union-attr]
+        seen.append(statistics_of(model))
     optimizer._averaged.settle()
-    seen.append(model[0].running_mean.clone())  # type: ignore[operator, union-attr]
+    seen.append(statistics_of(model))
     return seen
 
 
@@ -234,3 +247,36 @@ def test_what_does_not_go_with_it_is_said(options: dict[str, Any], why: str) -> 
         CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model, overlap=2,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("average", ["models", "gradients"])
+def test_two_optimizers_of_one_model_correct_its_buffers_once(
+    average: Literal["models", "gradients"],
+) -> None:
+    """Corrected twice, what peers are apart keeps its size, and each batch adds to it."""
+
+    def spread(optimizers: int) -> float:
+        def train(peer: SimulatedTransport) -> list[torch.Tensor]:
+            crew = ragtag.Crew(Peer(Place(peer.me, 4, "test", seed=1), peer, None, None, 0.0))  # type: ignore[arg-type]
+            model, inputs = normed(), Inputs(peer.me)
+            groups = [model.parameters()] if optimizers == 1 else [part.parameters() for part in model]
+            made = [
+                crew.optimizer(torch.optim.SGD(group, lr=0.01), model=model, average=average, overlap=True)
+                for group in groups
+            ]
+            seen = []
+            for _ in range(60):
+                peer.compute()
+                model(inputs.next()).square().mean().backward()
+                for optimizer in made:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                seen.append(statistics_of(model))
+            crew._peer.left = True
+            return seen
+
+        crew = SimulatedCrew(4, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+        found = torch.stack([torch.stack(one) for one in crew.run(train) if one is not None])
+        return float(found[:, 20:].std(0).mean())
+
+    assert spread(2) < 1.5 * spread(1)

@@ -227,6 +227,7 @@ class Crew:
                 guard=guard,
                 deadline_s=deadline_s,
                 coherence=coherence,
+                corrections=peer.corrections,
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,

@@ -37,6 +37,7 @@ from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.protocols.transfer.snapshots import Shelf
+from ragtag.training.exchange.dense import Corrections
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.checkpoint import Found
@@ -80,6 +81,7 @@ class Peer:
     data: its splits and epochs.
     names: of what is averaged, by channel.
     models: what its optimizers average, in the order in which they were made.
+    corrections: of buffers, by all of these.
     left: whether it has left.
     """
 
@@ -101,6 +103,7 @@ class Peer:
         self._announcer = announcer or Announcer(place.rank, None)
         self.names: dict[int, str] = {}
         self.models: list[AveragedModel] = []
+        self.corrections = Corrections()
         self.data = Data(
             transport,
             place.seed,

@@ -18,6 +18,7 @@ from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.central import is_centred
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import Compression
+from ragtag.training.exchange.dense import Corrections
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer.gathering import RESTORED, Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
@@ -45,6 +46,7 @@ class AveragedModel:
     weight: how much this peer counts in a mean.
     deadline_s: bounds each round (``None``: measurement does).
     coherence: whether, and how often, gradients are compared with earlier ones.
+    corrections: by all optimizers of this peer.
     on_outcome, on_ready, on_note, on_step: see ``CrewOptimizer``.
     """
 
@@ -60,6 +62,7 @@ class AveragedModel:
         weight: Weight,
         deadline_s: float | None,
         coherence: Coherence | None,
+        corrections: Corrections,
         on_outcome: Callable[[Outcome], None] | None,
         on_ready: Callable[[AveragedModel], None] | None,
         on_note: Callable[[Noted], None] | None,
@@ -68,7 +71,7 @@ class AveragedModel:
         self.asked = asked
         self.name = require_name(name)
         self._transport, self._seed, self._buffers = transport, seed, buffers
-        self._weight, self._deadline_s = weight, deadline_s
+        self._weight, self._deadline_s, self._corrections = weight, deadline_s, corrections
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
         self._mode = mode_of(asked, weight)
@@ -432,6 +435,7 @@ class AveragedModel:
             name=self.name,
             seed=self._seed,
             deadline_s=self._deadline_s,
+            corrections=self._corrections,
             note=self._on_note,
         )
         exchange.load_state_dict(self._loaded)

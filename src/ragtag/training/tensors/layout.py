@@ -11,6 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from ragtag.core.schema import TensorSpec
 
+BUFFER = "buffer"
+"""The kind of a part that a model's forwards may change, and no step."""
 GRADIENT = "gradient of"
 """The kind of a part that is no tensor of the model, and that a step is taken by."""
 PRESENT = "list"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ragtag.training.tensors.layout import Part, is_plain
+from ragtag.training.tensors.layout import BUFFER, Part, is_plain
 
 
 def parameters_of(groups: Iterable[dict[str, Any]]) -> list[torch.Tensor]:
@@ -87,19 +88,21 @@ def _buffers(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[Part, torch.T
                 seen.add(id(buffer))
                 name = clean_name(f"{prefix}.{key}" if prefix else key, at, modules)
                 lasting = key not in module._non_persistent_buffers_set
-                yield Part(name, "buffer", _BufferOf(module, key, name)), buffer, lasting
+                yield Part(name, BUFFER, _BufferOf(module, key, name)), buffer, lasting
 
 
+@dataclass(frozen=True, slots=True)
 class _BufferOf:
-    """Finds a module's buffer, which the module may replace at any time."""
+    """Finds a module's buffer, which the module may replace at any time. Equal to another one that does."""
 
-    def __init__(self, module: torch.nn.Module, key: str, name: str) -> None:
-        self._module, self._key, self._name = module, key, name
+    module: torch.nn.Module
+    key: str
+    name: str = field(compare=False)
 
     def __call__(self) -> torch.Tensor:
-        buffer = self._module._buffers.get(self._key)
+        buffer = self.module._buffers.get(self.key)
         if buffer is None:
-            raise RuntimeError(f"buffer {self._name!r} was averaged before, and is gone from the model now")
+            raise RuntimeError(f"buffer {self.name!r} was averaged before, and is gone from the model now")
         return buffer
 
 

@@ -54,6 +54,10 @@ class Sabotage:
     hangs: bool = False
 
 
+BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took or forms or statistics")
+TWICE = ("tests/training/test_overlap.py", "-k", "buffers_once")
+FIXED = ("tests/training/test_fixed.py",)
+MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
 CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
@@ -881,6 +885,90 @@ SABOTAGES: tuple[Sabotage, ...] = (
         'random.permutation(random.stream_key(seed, "owners", round_), n)',
         "tuple(range(n))",
         MIXING,
+    ),
+    Sabotage(
+        "overlap: buffers are again what was sent, with the gradients",
+        "src/ragtag/training/exchange/dense.py",
+        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind:",
+        MEANWHILE,
+    ),
+    Sabotage(
+        "overlap: gradients that were gathered meanwhile are in the average under way",
+        "src/ragtag/training/exchange/dense.py",
+        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind == PRESENT:",
+        MEANWHILE,
+    ),
+    Sabotage(
+        "beginning: differences are to weights that this peer has no more",
+        "src/ragtag/training/optimizer/averaged.py",
+        "            self.sparse.anchor_here()",
+        "            pass",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: a crew too large to take one peer's weights says that it does",
+        "src/ragtag/app/crew/finish.py",
+        """why = f"in a crew of more than {PEERS_MAX} nobody takes another's\"""",
+        'why = ""',
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: what is frozen stays each peer's own",
+        "src/ragtag/training/tensors/modules.py",
+        "if parameter.requires_grad or id(parameter) in own",
+        "if True or id(parameter) in own",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: integers stay each peer's own",
+        "src/ragtag/training/optimizer/averaged.py",
+        "buffers = self._buffers and self.asked.has_model",
+        "buffers = False",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: buffers are not compared",
+        "src/ragtag/app/crew/crew.py",
+        "initial = None if model is not None else digest_of(parameters)",
+        "initial = digest_of(parameters)",
+        BEGINNING,
+    ),
+    Sabotage(
+        "beginning: buffers of other shapes are carried, too",
+        "src/ragtag/app/crew/finish.py",
+        "elif held is fixed and not formed_alike(begun):",
+        "elif False:",
+        BEGINNING,
+    ),
+    Sabotage(
+        "fixed: values lose bits on the way",
+        "src/ragtag/training/state/fixed.py",
+        ".view(torch.int16).float()",
+        ".view(torch.int16).bfloat16().float()",
+        FIXED,
+    ),
+    Sabotage(
+        "fixed: each round brings the first one's values",
+        "src/ragtag/training/state/fixed.py",
+        "min(own.numel(), (done + more) // size), place // 2",
+        "min(own.numel(), (done + more) // size), 0",
+        FIXED,
+    ),
+    Sabotage(
+        "overlap: each optimizer corrects the buffers of one model",
+        "src/ragtag/training/exchange/dense.py",
+        "first = [now == before for now, before in times]",
+        "first = [True for _ in times]",
+        TWICE,
+    ),
+    Sabotage(
+        "overlap: a crew's optimizers do not know of each other's corrections",
+        "src/ragtag/app/crew/crew.py",
+        "corrections=peer.corrections,",
+        "corrections=None,",
+        TWICE,
     ),
     Sabotage(
         "rps: a user's optimizer takes no average",

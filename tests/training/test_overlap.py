@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
 import ragtag
+from ragtag.app.crew.peer import Peer
+from ragtag.app.environment import Place
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome
 from ragtag.simulation.cost import ComputeCost
@@ -121,6 +124,62 @@ def test_where_no_average_came_the_gradient_that_was_sent_counts() -> None:
     assert alone > 1_000
 
 
+class Inputs:
+    """A peer's batches, whose mean is 5; another stream on each."""
+
+    def __init__(self, peer: int) -> None:
+        self._stream = torch.Generator().manual_seed(peer)
+
+    def next(self) -> torch.Tensor:
+        return torch.randn(16, 4, generator=self._stream) + 5.0
+
+
+def normed() -> nn.Sequential:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    return model
+
+
+def statistics_of(model: nn.Sequential) -> torch.Tensor:
+    mean = model[0].running_mean
+    assert isinstance(mean, torch.Tensor)
+    return mean.clone()
+
+
+def statistics(peer: SimulatedTransport, steps: int, **options: Any) -> list[torch.Tensor]:
+    """BatchNorm's running mean after each step, and at the end."""
+    model, inputs = normed(), Inputs(peer.me)
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), peer, model=model, average="gradients", **options
+    )
+    seen = []
+    for _ in range(steps):
+        peer.compute()
+        optimizer.zero_grad()
+        model(inputs.next()).square().mean().backward()
+        optimizer.step()
+        seen.append(statistics_of(model))
+    optimizer._averaged.settle()
+    seen.append(statistics_of(model))
+    return seen
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+@pytest.mark.parametrize("options", [{"every": 1}, {"every": 3}, {"target_batch": 2.0, "weight": 1}], ids=str)
+def test_what_forwards_do_to_buffers_meanwhile_stays(peers: int, options: dict[str, Any]) -> None:
+    def found(**more: Any) -> list[list[torch.Tensor]]:
+        crew = SimulatedCrew(peers, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+        seen = crew.run(lambda peer: statistics(peer, 24, **options, **more))
+        return [one for one in seen if one is not None]
+
+    plain, overlapped = found(), found(overlap=True)
+    for one, other in zip(plain, overlapped, strict=True):
+        assert all(not torch.equal(before, after) for before, after in pairwise(other[:-1]))
+        torch.testing.assert_close(other[-1], one[-1], rtol=0.0, atol=0.15)
+
+
 def seconds_per_step(rate: float, **options: Any) -> float:
     """The median time of a step in which .05 s are computed, of 600,000 values on lines of a rate."""
     crew = SimulatedCrew(4, Faults(latency_s=0.001, rate_bytes_per_s=rate), cost=ComputeCost(0.05))
@@ -188,3 +247,36 @@ def test_what_does_not_go_with_it_is_said(options: dict[str, Any], why: str) -> 
         CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), FakeCrew(1).transport(0), model=model, overlap=2,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("average", ["models", "gradients"])
+def test_two_optimizers_of_one_model_correct_its_buffers_once(
+    average: Literal["models", "gradients"],
+) -> None:
+    """Corrected twice, what peers are apart keeps its size, and each batch adds to it."""
+
+    def spread(optimizers: int) -> float:
+        def train(peer: SimulatedTransport) -> list[torch.Tensor]:
+            crew = ragtag.Crew(Peer(Place(peer.me, 4, "test", seed=1), peer, None, None, 0.0))  # type: ignore[arg-type]
+            model, inputs = normed(), Inputs(peer.me)
+            groups = [model.parameters()] if optimizers == 1 else [part.parameters() for part in model]
+            made = [
+                crew.optimizer(torch.optim.SGD(group, lr=0.01), model=model, average=average, overlap=True)
+                for group in groups
+            ]
+            seen = []
+            for _ in range(60):
+                peer.compute()
+                model(inputs.next()).square().mean().backward()
+                for optimizer in made:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                seen.append(statistics_of(model))
+            crew._peer.left = True
+            return seen
+
+        crew = SimulatedCrew(4, Faults(latency_s=0.001), cost=ComputeCost(0.05))
+        found = torch.stack([torch.stack(one) for one in crew.run(train) if one is not None])
+        return float(found[:, 20:].std(0).mean())
+
+    assert spread(2) < 1.5 * spread(1)

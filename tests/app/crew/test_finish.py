@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import ragtag
 from ragtag.app.crew import finish as ending
+from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
+from ragtag.app.environment import Place
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of
 from tests.app.drivers import Train, all_at_once, transports
@@ -58,6 +62,150 @@ def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str)
     lowest = found[0][0]
     assert not torch.equal(found[1][0], lowest)
     assert all(torch.equal(after, lowest) for _, after in found.values())
+
+
+@pytest.mark.parametrize("resync", [0, 1000])
+def test_differences_are_to_the_weights_that_all_took(resync: int) -> None:
+    compress = ragtag.TopK(0.05, values="fp32", resync=resync, bypass=False)
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = model_of(seed=transport.me)
+        optimizer = optimizer_of(model, transport, compress=compress)
+        begun = Stand(digest_of(model.parameters()))
+        ending.begin_alike(transport, optimizer._averaged, begun, PATIENCE_S)
+        first = weights(model)
+        for _ in range(2):
+            optimizer.average()
+        return first, weights(model)
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    for first, after in found.values():
+        assert torch.equal(first, found[0][0])
+        assert torch.equal(after, found[0][1])
+        torch.testing.assert_close(after, first, rtol=0.0, atol=1e-6)  # nobody took a step
+
+
+class Headed(nn.Module):
+    """A frozen backbone with features in an order of its own, and a head."""
+
+    def __init__(self, features: int = 6) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, features), nn.BatchNorm1d(features)).requires_grad_(False)
+        self.head = nn.Linear(features, 2)
+        self.register_buffer("order", torch.randperm(features))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs)[:, self.order])  # type: ignore[no-any-return, index]
+
+
+def headed(seed: int, **options: Any) -> Headed:
+    with _SEEDED:
+        torch.manual_seed(seed)
+        return Headed(**options)
+
+
+def crew_of(transport: DriverTransport) -> ragtag.Crew:
+    place = Place(transport.me, transport.n, "test", seed=1)
+    return ragtag.Crew(Peer(place, transport, None, None, 0.0))
+
+
+def begins(transport: DriverTransport, model: nn.Module, given: bool) -> ragtag.Crew:
+    """A crew's optimizer of what is to be trained, as a script makes it, and its first average."""
+    crew = crew_of(transport)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    optimizer = crew.optimizer(inner, model=model if given else None, average="gradients")
+    if not given:
+        step(model, optimizer, seed=1)
+    return crew
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_peers_begin_with_one_frozen_backbone(given: bool, caplog: pytest.LogCaptureFixture) -> None:
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> tuple[Headed, Headed]:
+        first, model = headed(transport.me), headed(transport.me)
+        if transport.me == 2:  # the lowest peer's, all but what is frozen
+            model.head.load_state_dict(headed(0).head.state_dict())
+        crews.append(begins(transport, model, given))
+        return first, model
+
+    with Crew(3) as crew, caplog.at_level(logging.INFO):
+        found = all_at_once(transports(crew), work)
+    lowest = found[0][0]
+    for first, model in found.values():
+        for name, value in model.body.state_dict().items():
+            if "running" not in name and "tracked" not in name:
+                assert torch.equal(value, lowest.body.state_dict()[name]), name
+        assert torch.equal(model.order, lowest.order if given else first.order)  # type: ignore[arg-type]
+        assert torch.equal(model.head.weight, found[0][1].head.weight)
+    assert not torch.equal(found[1][0].order, lowest.order)  # type: ignore[arg-type]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("different weights: peer 1 takes those of peer 0." in text for text in said), said
+    assert any(
+        "different frozen parameters" in t and "peers 1 and 2 take those of peer 0." in t for t in said
+    )
+    for one in crews:
+        one._peer.left = True
+
+
+def test_buffers_of_other_forms_stay_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = headed(seed=1)
+        model.register_buffer("words", torch.arange(3 + transport.me))
+        before = model.words.clone()  # type: ignore[operator, union-attr]
+        crews.append(begins(transport, model, given=True))
+        return before, model.words  # type: ignore[return-value]
+
+    with Crew(2) as crew, caplog.at_level(logging.INFO):
+        found = all_at_once(transports(crew), work)
+    assert all(torch.equal(before, after) for before, after in found.values())
+    assert "peer 1 had others than peer 0, and of other names, types or shapes none are taken" in caplog.text
+    for one in crews:
+        one._peer.left = True
+
+
+def test_statistics_that_differ_are_taken_with_weights_that_do_not() -> None:
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> torch.Tensor:
+        model = model_of(seed=1)
+        model(torch.randn(8, 6, generator=torch.Generator().manual_seed(transport.me)))
+        crews.append(begins(transport, model, given=True))
+        return weights(model)
+
+    with Crew(2) as crew:
+        found = all_at_once(transports(crew), work)
+    assert torch.equal(found[0], found[1])
+    for one in crews:
+        one._peer.left = True
+
+
+class Large(SoloTransport):
+    """Peer 0 of a crew of 65, of which it meets peer 3."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.n = 65
+
+    def meet(self, meeting: str, blob: bytes, *_: Any, **__: Any) -> dict[int, bytes]:
+        told = msgspec.msgpack.decode(blob, type=dict[str, Stand])
+        assert meeting == "begin/model", "nobody takes anything"
+        return {3: msgspec.msgpack.encode(told | {"model": Stand("another")})}
+
+
+def test_a_crew_too_large_to_begin_alike_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    transport, model = Large(), model_of(seed=1)
+    optimizer = optimizer_of(model, transport)  # type: ignore[arg-type]
+    before = weights(model)
+    ending.begin_alike(transport, optimizer._averaged, optimizer._averaged.stand(), PATIENCE_S)
+    assert torch.equal(before, weights(model))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "peer 3 had others than peer 0, and in a crew of more than 64 nobody takes" in record.getMessage()
 
 
 def test_peers_that_begin_alike_average_nothing_for_it() -> None:

@@ -204,7 +204,7 @@ class Crew:
         fine = isinstance(optimizer, torch.optim.Optimizer)  # else it is refused below
         parameters = parameters_of(optimizer.param_groups) if fine else []
         compared = isinstance(peer.transport, DriverTransport) and not any(map(is_lazy, parameters))
-        initial = digest_of(parameters) if compared else ""
+        initial = None if model is not None else digest_of(parameters) if compared else ""
         with peer.naming(name) as taken:
             made = CrewOptimizer(
                 optimizer,
@@ -227,6 +227,7 @@ class Crew:
                 guard=guard,
                 deadline_s=deadline_s,
                 coherence=coherence,
+                corrections=peer.corrections,
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,

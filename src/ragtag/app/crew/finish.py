@@ -21,6 +21,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
+from ragtag.training.state.fixed import Fixed, formed_alike
 from ragtag.training.state.snapshot import Progress
 from ragtag.training.state.whole import (
     Finished,
@@ -51,18 +52,27 @@ _log = logging.getLogger("ragtag")
 _Told = dict[PeerId, dict[str, Stand]]
 
 
-class Averaged(Protocol):
-    """An optimizer or a hook: something that peers average."""
+class Held(Protocol):
+    """What peers compare, and take from one of them."""
 
     name: str
 
     @property
-    def whole(self) -> Whole | None:
-        """All that it averages (``None``: it has not begun)."""
+    def whole(self) -> Whole | Fixed | None:
+        """Its values (``None``: there are none yet)."""
         ...
 
     def stand(self) -> Stand:
         """Where this peer stands with it."""
+        ...
+
+
+class Averaged(Held, Protocol):
+    """An optimizer or a hook: something that peers average."""
+
+    @property
+    def whole(self) -> Whole | None:
+        """All that it averages (``None``: it has not begun)."""
         ...
 
     def settle(self) -> None:
@@ -70,27 +80,57 @@ class Averaged(Protocol):
         ...
 
 
+class Beginning(Averaged, Protocol):
+    """An optimizer whose averages begin."""
+
+    def fixed(self) -> Fixed:
+        """What its models have beside what is averaged."""
+        ...
+
+    def anchor_here(self) -> None:
+        """The values, as they are now, are what all peers begin with."""
+        ...
+
+
 Transport = DriverTransport | SoloTransport
 
 
-def begin_alike(transport: Transport, what: Averaged, mine: Stand, deadline_s: float) -> None:
+def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: float) -> None:
     """Compare what peers begin with; where it differs, all take what the lowest peer has.
 
-    mine: with the digest of this peer's initial values.
+    mine: with the digest of this peer's initial values. What no average is of (``Fixed``) is compared, too.
     """
-    told = _tell(transport, f"begin/{what.name}", {what.name: mine}, deadline_s, silent=False)
-    stands = _of(told, what.name)
-    if alike(stands):
-        return
-    lowest = min(stands)
-    others = sorted(peer for peer, stand in stands.items() if stand.digest != stands[lowest].digest)
+    fixed = what.fixed()
+    stands = {what.name: mine, fixed.name: fixed.stand()}
+    told = _tell(transport, f"begin/{what.name}", stands, deadline_s, silent=False)
+    for held, called in ((what, "weights"), (fixed, "frozen parameters or integers in buffers")):
+        begun = _of(told, held.name)
+        if alike(begun):
+            continue
+        if not _can_mix(transport, told):
+            why = f"in a crew of more than {PEERS_MAX} nobody takes another's"
+        elif held is fixed and not formed_alike(begun):
+            why = "of other names, types or shapes none are taken"
+        else:
+            after = _make_alike(transport, [held], f"begin/{held.name}", told, min, deadline_s)
+            if held is what:
+                what.anchor_here()
+            why = "" if alike(_of(after, held.name)) else "some values were lost on the way"
+        _say_apart(transport.me, called, begun, why)
+
+
+def _say_apart(me: PeerId, called: str, begun: Stands, why: str) -> None:
+    """Tell that peers began with different values. why: they go on so (empty: all have the lowest peer's)."""
+    lowest = min(begun)
+    others = sorted(peer for peer, stand in begun.items() if stand.digest != begun[lowest].digest)
+    take = "takes" if len(others) == 1 else "take"
     _log.log(
-        logging.WARNING if transport.me == lowest else logging.INFO,
-        "peers begin with different weights: %s %s those of peer %d. To begin alike, build the model from "
-        "the same seed, or load the same file, on every peer",
-        *(these_peers(others), "takes" if len(others) == 1 else "take", lowest),
+        logging.WARNING if me == lowest else logging.INFO,
+        "peers begin with different %s: %s %s peer %d%s. To begin alike, build the model from the same seed, "
+        "or load the same file, on every peer",
+        *(called, these_peers(others), "had others than" if why else f"{take} those of", lowest),
+        why and f", and {why}",
     )
-    _make_alike(transport, [what], f"begin/{what.name}", told, min, deadline_s)
 
 
 def tell_progress(transport: DriverTransport, meeting: str, mine: Progress) -> dict[PeerId, Progress]:
@@ -213,7 +253,7 @@ def _read(peer: PeerId, blob: bytes, mine: Mapping[str, Stand]) -> _Told:
 
 def _make_alike(
     transport: Transport,
-    averaged: Sequence[Averaged],
+    averaged: Sequence[Held],
     phase: str,
     told: _Told,
     source: Callable[[Stands], PeerId],
@@ -239,12 +279,12 @@ def _any_steps_left(stands: Stands) -> bool:
     return any(stand.since and is_current(stand, stands) for stand in stands.values())
 
 
-def _average(what: Averaged, weight: float, deadline_s: float) -> None:
+def _average(what: Held, weight: float, deadline_s: float) -> None:
     assert what.whole is not None
     what.whole.average(weight, deadline_s)
 
 
-def _told_by(transport: Transport, averaged: Sequence[Averaged], meeting: str, deadline_s: float) -> _Told:
+def _told_by(transport: Transport, averaged: Sequence[Held], meeting: str, deadline_s: float) -> _Told:
     return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s)
 
 

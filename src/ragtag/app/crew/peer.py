@@ -37,6 +37,7 @@ from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.protocols.transfer.snapshots import Shelf
+from ragtag.training.exchange.dense import Corrections
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.checkpoint import Found
@@ -80,6 +81,7 @@ class Peer:
     data: its splits and epochs.
     names: of what is averaged, by channel.
     models: what its optimizers average, in the order in which they were made.
+    corrections: of buffers, by all of these.
     left: whether it has left.
     """
 
@@ -101,6 +103,7 @@ class Peer:
         self._announcer = announcer or Announcer(place.rank, None)
         self.names: dict[int, str] = {}
         self.models: list[AveragedModel] = []
+        self.corrections = Corrections()
         self.data = Data(
             transport,
             place.seed,
@@ -233,11 +236,11 @@ class Peer:
         """Something is averaged, which ``finish`` is to end alike on all peers."""
         self._averaged.append(what)
 
-    def begin(self, averaged: AveragedModel, initial: str) -> None:
+    def begin(self, averaged: AveragedModel, initial: str | None) -> None:
         """What is averaged is agreed on. A peer that comes late takes the crew's state over (``Abreast``).
 
-        initial: the digest of the weights that it was made with. Where peers began with different ones all
-        take the lowest peer's, as DistributedDataParallel does.
+        initial: the digest of the weights that it was made with (``None``: those it has now). Where peers
+        began with different ones all take the lowest peer's, as DistributedDataParallel does.
         """
         if self.abreast is None:
             self.keeper.take_in(averaged)
@@ -245,8 +248,9 @@ class Peer:
             self.abreast.begin(averaged)
         self._entered.append(averaged.channel)
         self.averages(averaged)
-        if not self.transport.late:
-            begin_alike(self.transport, averaged, Stand(initial), self.transport.deadline_s)
+        if isinstance(self.transport, DriverTransport) and not self.transport.late:
+            mine = averaged.stand() if initial is None else Stand(initial)
+            begin_alike(self.transport, averaged, mine, self.transport.deadline_s)
 
     def enter(self, channel: int) -> bool:
         """Take part on a configured channel; whether the crew averaged on it before this peer came."""

@@ -33,7 +33,7 @@ from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.central import centred, is_centred, is_rule, rated
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.exchange.dense import Replica
+from ragtag.training.exchange.dense import Corrections, Replica
 from ragtag.training.exchange.outer import Outer
 from ragtag.training.exchange.slow import SlowPeer
 from ragtag.training.exchange.sparse import SparseReplica
@@ -208,12 +208,14 @@ def exchange_of(
     name: str,
     seed: int,
     deadline_s: float | None,
+    corrections: Corrections,
     note: Callable[[Noted], None] | None,
 ) -> Exchange:
     """The exchange that was asked for: one with the crew, and the layers around it.
 
     names: of the parameters. buffers: those that are averaged with them. name: of what is averaged.
-    seed: of random selections. deadline_s: bounds each comparison of replicas. note: told of what is odd.
+    seed: of random selections. deadline_s: bounds each comparison of replicas. corrections: by all of this
+    peer's exchanges. note: told of what is odd.
     Raises SchemaMismatch where other peers have other tensors, or are asked for something else.
     """
     outer, align, models = _streaming_of(asked), _align_of(asked), Models(asked.inner)
@@ -245,8 +247,7 @@ def exchange_of(
             name=name,
             content=content,
             fragments=1 if outer is None else outer.fragments,
-            corrects=asked.overlap and asked.average == "models",
-            replaces=asked.overlap and asked.average == "gradients",
+            corrects=corrections if asked.overlap else None,
             carries=asked.target is not None,
         )
         if outer is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,27 @@ from ragtag.core.types import Bools, Floats, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
-from ragtag.training.tensors.layout import GRADIENT, Part
+from ragtag.training.tensors.layout import BUFFER, GRADIENT, PRESENT, Part
 from ragtag.training.transport import Pending, Transport
+
+
+class Corrections:
+    """How often each buffer was corrected by averages that local steps did not wait for.
+
+    Several optimizers of one model may average its buffers. What one has corrected since another one sent it
+    is not to be corrected again: replicas would be as far apart as before, on the other side.
+    """
+
+    def __init__(self) -> None:
+        self._times = Counter[Callable[[], torch.Tensor]]()
+
+    def times(self, buffers: Iterable[Part]) -> list[int]:
+        """Of each of these."""
+        return [self._times[buffer.find] for buffer in buffers]
+
+    def add(self, buffers: Iterable[Part]) -> None:
+        """These were corrected once more."""
+        self._times.update(buffer.find for buffer in buffers)
 
 
 class Replica:
@@ -26,10 +47,10 @@ class Replica:
     content: what the parts are ("models", "gradients").
     fragments: equal parts of the table, of which each round averages one, in turn.
     share: let tensors live in the table (``Bucket``).
-    corrects: whether an average that local steps did not wait for corrects what they came to: values become
-        the average, and what has changed since they were sent (computation and communication decoupled:
-        CoCoD-SGD, Shen et al., IJCAI 2019, equation 4).
-    replaces: whether such an average is of what was sent alone: where none came, that comes back.
+    corrects: given where an average that local steps did not wait for corrects what they came to: values
+        become the average, and what has changed since they were sent (computation and communication
+        decoupled: CoCoD-SGD, Shen et al., IJCAI 2019, equation 4). Gradients that were sent come back before:
+        what has been gathered since is of the next average. One for all exchanges of a peer.
     carries: whether gradients of which nobody may have an average go into the next one that has a weight: as
         much as they counted for before. So what the samples of a crew with a target batch say of an owner's
         chunks comes a step later where that owner dies, and is not lost.
@@ -49,8 +70,7 @@ class Replica:
         content: str = "models",
         fragments: int = 1,
         share: bool = True,
-        corrects: bool = False,
-        replaces: bool = False,
+        corrects: Corrections | None = None,
         carries: bool = False,
         together_s: float | None = None,
     ) -> None:
@@ -61,7 +81,9 @@ class Replica:
         self.kept_share = 0.0
         """How much is kept of what values became while a round was under way; the rest is the average's."""
         self._sent: Floats | None = None
-        self._corrects, self._replaces, self._carries = corrects, replaces, carries
+        self._corrects, self._carries = corrects, carries
+        self._buffers = [part for part in self.bucket.parts if part.kind == BUFFER]
+        self._times: list[int] = []  # that they had been corrected when they were sent
         self._weight = 0.0
         self._carried: list[tuple[Part, torch.Tensor]] = []
         """Sums of gradients, each times its weight, that wait for the next average."""
@@ -98,19 +120,41 @@ class Replica:
         if self._sent is None or self._sent.shape != values.shape:
             self._sent = np.empty_like(values)
         np.copyto(self._sent, values)
+        if self._corrects is not None:
+            self._times = self._corrects.times(self._buffers)
         return self._start(self._sent, weight, deadline_s, aside)
 
     def end(self, begun: Pending) -> Outcome:
         """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
-        where this ``corrects``, the average and all that has changed meanwhile; or, where it ``replaces``,
-        the average, whatever they have become.
+        where this ``corrects``, the average and all that has changed meanwhile.
         """
         outcome = begun.wait()
+        if self._corrects is not None and self._sent is not None:
+            return self._correct(outcome, self._sent, self._corrects)
         self.bucket.flatten()
-        if self._replaces:
-            assert self._sent is not None
-            self.bucket.restore(self._sent, np.ones(len(self._sent), np.bool_))
-        return self._take(outcome, self.kept_share, self._sent if self._corrects else None)
+        return self._take(outcome, self.kept_share)
+
+    @torch.no_grad()
+    def _correct(self, outcome: Outcome, sent: Floats, corrections: Corrections) -> Outcome:
+        self._bring_back(sent)
+        self.bucket.flatten()
+        times = zip(corrections.times(self._buffers), self._times, strict=True)
+        first = [now == before for now, before in times]
+        corrections.add(compress(self._buffers, first))
+        others = [
+            buffer.find() for buffer, is_first in zip(self._buffers, first, strict=True) if not is_first
+        ]
+        kept = [buffer.clone() for buffer in others]
+        self._take(outcome, sent=sent)
+        for buffer, own in zip(others, kept, strict=True):
+            buffer.copy_(own)
+        return outcome
+
+    def _bring_back(self, sent: Floats) -> None:
+        """Gradients, and the list of those that there are, are again what was sent; buffers stay."""
+        for at, part in enumerate(self.bucket.parts):
+            if part.kind in (GRADIENT, PRESENT):
+                part.find().copy_(self.bucket.in_table(sent, at))
 
     @property
     def kept(self) -> bool:

@@ -44,7 +44,7 @@ from ragtag.training.exchange.dense import Replica
 from ragtag.training.exchange.sent import Undecided
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
-from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.layout import PRESENT, Part
 from ragtag.training.transport import Pending, Transport
 
 _WARM = 1 << 17  # values: enough to be selected from as millions are
@@ -87,7 +87,7 @@ class SparseReplica:
         note: Callable[[Noted], None] | None = None,
     ) -> None:
         self._outer, self._me = outer, transport.me
-        self.bucket = Bucket((part for part in parts if part.kind != "list"), fp32.elements)
+        self.bucket = Bucket((part for part in parts if part.kind != PRESENT), fp32.elements)
         self._flat: Floats = self.bucket.values.reshape(-1)
         d = len(self._flat)
         self.compress, self._transport, self._channel = compress, transport, channel_of(name)

@@ -19,15 +19,17 @@ from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.central import is_centred
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import Compression
+from ragtag.training.exchange.dense import Corrections
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer.gathering import RESTORED, Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
 from ragtag.training.optimizer.weight import Weight
 from ragtag.training.planning import Planner
+from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.follower import Follower
 from ragtag.training.state.whole import Stand, Whole, kept_up
-from ragtag.training.tensors.modules import Watch, buffer_parts, name_parameters, parameters_of
+from ragtag.training.tensors.modules import Watch, buffer_parts, fixed_parts, name_parameters, parameters_of
 from ragtag.training.transport import Transport
 
 
@@ -45,6 +47,7 @@ class AveragedModel:
     weight: how much this peer counts in a mean.
     deadline_s: bounds each round (``None``: measurement does).
     coherence: whether, and how often, gradients are compared with earlier ones.
+    corrections: by all optimizers of this peer.
     on_outcome, on_ready, on_note, on_step: see ``CrewOptimizer``.
     """
 
@@ -60,6 +63,7 @@ class AveragedModel:
         weight: Weight,
         deadline_s: float | None,
         coherence: Coherence | None,
+        corrections: Corrections,
         on_outcome: Callable[[Outcome], None] | None,
         on_ready: Callable[[AveragedModel], None] | None,
         on_note: Callable[[Noted], None] | None,
@@ -68,7 +72,7 @@ class AveragedModel:
         self.asked = asked
         self.name = require_name(name)
         self._transport, self._seed, self._buffers = transport, seed, buffers
-        self._weight, self._deadline_s = weight, deadline_s
+        self._weight, self._deadline_s, self._corrections = weight, deadline_s, corrections
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
         self._mode = mode_of(asked, weight)
@@ -388,6 +392,20 @@ class AveragedModel:
             if more is not None:
                 more.forget()
 
+    def fixed(self) -> Fixed:
+        """What the models have beside what is averaged, to be the same on all peers from the beginning.
+
+        Buffers are among it where the model was given: one that is found has been at work, and has counted.
+        """
+        buffers = self._buffers and self.asked.has_model
+        parts = fixed_parts(self.inner.param_groups, self.modules, buffers)
+        return Fixed(self.name, parts, self._transport)
+
+    def anchor_here(self) -> None:
+        """The model, as it is now, is what all peers begin with; differences that are sent are to it."""
+        if self.sparse is not None:
+            self.sparse.anchor_here()
+
     @property
     def outer_state(self) -> dict[str, Any]:
         """Anchor and momentum of the outer steps (see ``outer.OuterSteps.state_dict``); empty: none yet."""
@@ -434,6 +452,7 @@ class AveragedModel:
             name=self.name,
             seed=self._seed,
             deadline_s=self._deadline_s,
+            corrections=self._corrections,
             note=self._on_note,
         )
         exchange.load_state_dict(self._loaded)

@@ -9,7 +9,7 @@ import torch
 
 from ragtag.core.types import Outcome
 from ragtag.training.tensors.finite import require_weight
-from ragtag.training.tensors.layout import GRADIENT, Part
+from ragtag.training.tensors.layout import GRADIENT, PRESENT, Part
 from ragtag.training.tensors.modules import parameters_of
 
 Closure = Callable[[], float]
@@ -111,7 +111,7 @@ class Gradients:
             Part(name, GRADIENT, _Same(total), parameter.dtype)
             for name, total, parameter in zip(names, self._sums, self._parameters, strict=True)
         ]
-        return [*own, Part("(gradients present)", "list", _Same(self._present)), *buffers]
+        return [*own, Part("(gradients present)", PRESENT, _Same(self._present)), *buffers]
 
     def local(self, closure: Closure | None, skipped: bool) -> float | None:
         """Gather the gradients of one step; nothing is changed by them yet."""

@@ -21,6 +21,7 @@ from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.asked import asked_of, require_kinds
 from ragtag.training.exchange.compress import TopK
+from ragtag.training.exchange.dense import Corrections
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.modes import Closure
@@ -87,6 +88,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     deadline_s: bounds each round; by default its bound comes from measurement.
     coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
         ``training.coherence``); in trace and report.
+    corrections: of buffers, by all optimizers of this peer with overlap: several may have one model's.
     on_outcome: called with each round's outcome.
     on_ready: called once, when the crew has agreed on what is averaged and nothing has been averaged yet.
     on_note: told of what is odd (a speed not believed) and of rounds sent whole.
@@ -121,6 +123,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         guard: RobustMean | None = None,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
+        corrections: Corrections | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[AveragedModel], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
@@ -163,6 +166,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             weight=weight_of(_weight_or_default(weight, target_batch), samples),
             deadline_s=deadline_s,
             coherence=coherence,
+            corrections=corrections or Corrections(),
             on_outcome=on_outcome,
             on_ready=on_ready,
             on_note=on_note,

@@ -127,8 +127,13 @@ class Bucket:
 
     def on_host(self, at: int) -> torch.Tensor:
         """Part ``at`` in the table, in its own shape; a view."""
+        return self.in_table(self._values, at)
+
+    def in_table(self, table: Floats, at: int) -> torch.Tensor:
+        """The same in another table of this form."""
         spec = self.specs[at]
-        return self._flat.as_strided(spec.shape, strides_of(spec), self._offsets[at])
+        flat = torch.from_numpy(table.reshape(-1))
+        return flat.as_strided(spec.shape, strides_of(spec), self._offsets[at])
 
     def where(self, pieces: Iterable[tuple[int, int, int]]) -> Bools:
         """bool ``[n_chunks * elements]``: where in the table pieces of parts lie (number of the part, from

@@ -11,8 +11,12 @@ from torch.nn.parameter import is_lazy
 
 from ragtag.core.schema import TensorSpec
 
+BUFFER = "buffer"
+"""The kind of a part that a model's forwards may change, and no step."""
 GRADIENT = "gradient of"
 """The kind of a part that is no tensor of the model, and that a step is taken by."""
+PRESENT = "list"
+"""The kind of the part that says which gradients there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,21 @@ def require_plain(part: Part, tensor: torch.Tensor) -> None:
         raise TypeError(f"{part} is {dtype}; only floating-point tensors are averaged")
     if tensor.device.type == "meta":
         raise ValueError(f"{part} is on the meta device and has no values yet")
-    if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+    if _overlaps_itself(tensor):
         raise ValueError(f"{part} overlaps itself in memory (an expanded tensor); make it contiguous")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, of whatever type, has all its values here, each in a place of its own."""
+    if is_lazy(tensor) or type(tensor.data) is not torch.Tensor:
+        return False
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        return False
+    return not _overlaps_itself(tensor)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def spec_of(part: Part, tensor: torch.Tensor) -> TensorSpec:

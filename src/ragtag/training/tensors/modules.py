@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ragtag.training.tensors.layout import Part
+from ragtag.training.tensors.layout import BUFFER, Part, is_plain
 
 
 def parameters_of(groups: Iterable[dict[str, Any]]) -> list[torch.Tensor]:
@@ -38,31 +39,70 @@ def buffer_parts(modules: Sequence[torch.nn.Module]) -> tuple[list[Part], list[s
     """
     parts: list[Part] = []
     left_out: list[str] = []
+    for part, buffer, lasting in _buffers(modules):
+        if not buffer.is_floating_point():
+            continue
+        if lasting and not bool(buffer.isinf().any()):
+            parts.append(part)
+        else:
+            left_out.append(part.name)
+    return parts, left_out
+
+
+def fixed_parts(
+    groups: Iterable[dict[str, Any]], modules: Sequence[torch.nn.Module], buffers: bool
+) -> list[Part]:
+    """What models have beside what is averaged, that is to be the same on all peers: parameters that the
+    optimizer does not have and that need no gradient; and, with ``buffers``, the integers and bools that a
+    state_dict holds.
+
+    Left out is what has no values of its own here: tensors on the meta device, lazy, sparse, sharded,
+    quantized or expanded ones.
+    """
+    own = {id(parameter) for parameter in parameters_of(groups)}
+    parts: list[Part] = []
+    for at, root in enumerate(modules):
+        for name, parameter in root.named_parameters():
+            if parameter.requires_grad or id(parameter) in own or not is_plain(parameter):
+                continue
+            own.add(id(parameter))
+            found = clean_name(name, at, modules)
+            parts.append(Part(found, "frozen parameter", lambda p=parameter: p))  # type: ignore[misc]
+    if buffers:
+        parts += [
+            part
+            for part, buffer, lasting in _buffers(modules)
+            if lasting and not buffer.is_floating_point() and is_plain(buffer)
+        ]
+    return parts
+
+
+def _buffers(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[Part, torch.Tensor, bool]]:
+    """Each buffer once, as a part and as it is now, and whether a state_dict holds it."""
     seen: set[int] = set()
     for at, root in enumerate(modules):
         for prefix, module in root.named_modules():
             for key, buffer in module._buffers.items():
-                if buffer is None or id(buffer) in seen or not buffer.is_floating_point():
+                if buffer is None or id(buffer) in seen:
                     continue
                 seen.add(id(buffer))
                 name = clean_name(f"{prefix}.{key}" if prefix else key, at, modules)
-                if key in module._non_persistent_buffers_set or bool(buffer.isinf().any()):
-                    left_out.append(name)
-                else:
-                    parts.append(Part(name, "buffer", _BufferOf(module, key, name)))
-    return parts, left_out
+                lasting = key not in module._non_persistent_buffers_set
+                yield Part(name, BUFFER, _BufferOf(module, key, name)), buffer, lasting
 
 
+@dataclass(frozen=True, slots=True)
 class _BufferOf:
-    """Finds a module's buffer, which the module may replace at any time."""
+    """Finds a module's buffer, which the module may replace at any time. Equal to another one that does."""
 
-    def __init__(self, module: torch.nn.Module, key: str, name: str) -> None:
-        self._module, self._key, self._name = module, key, name
+    module: torch.nn.Module
+    key: str
+    name: str = field(compare=False)
 
     def __call__(self) -> torch.Tensor:
-        buffer = self._module._buffers.get(self._key)
+        buffer = self.module._buffers.get(self.key)
         if buffer is None:
-            raise RuntimeError(f"buffer {self._name!r} was averaged before, and is gone from the model now")
+            raise RuntimeError(f"buffer {self.name!r} was averaged before, and is gone from the model now")
         return buffer
 
 

@@ -721,6 +721,69 @@ def test_two_answers_are_too_few_for_both_secrets() -> None:
     assert "stays masked" in str(crew.error)
 
 
+class TwoFaced(Crew):
+    """Its aggregator, peer 0, owns the only block, and keeps the shares that it holds as a client."""
+
+    def _step(self, who: int, event: Any) -> None:
+        if who == 0 and isinstance(event, Download) and event.stage == SecureStage.MASKED:
+            self.held, self.key = dict(self.clients[0]._held), self.clients[0]._key
+        super()._step(who, event)
+
+    def secret(self, owner: int, kind: int) -> bytes:
+        """A client's, by the shares of that kind that came, and by the aggregator's own."""
+        near = self.setting.neighbours(owner)
+        shares: dict[int, int] = {}
+        if 0 in near:
+            own = self.held[owner][secagg.SHARE_BYTES * (kind == secagg._KEY) :]
+            shares[near.index(0) + 1] = int.from_bytes(own[: secagg.SHARE_BYTES], "little")
+        for m in self.seen:
+            if m.stage == SecureStage.UNMASK and m.client and m.client in near:
+                place = self.setting.neighbours(m.client).index(owner) * secagg.REVEALED_BYTES
+                given = bytes(m.body[place : place + secagg.REVEALED_BYTES])
+                if given[0] == kind:
+                    shares[near.index(m.client) + 1] = int.from_bytes(given[1:], "little")
+        assert len(shares) >= self.setting.threshold
+        return secret_of(shares).to_bytes(32, "little")
+
+
+def test_an_aggregator_that_names_different_sets_reads_a_vector() -> None:
+    """The limit that the module tells of: each set has ``survivors_min``, and nobody gives both secrets."""
+    setting = SecureSetting(8, LENGTH, 2.0, 6, 4, 6, seed=5)
+    victim = setting.neighbours(0)[0]
+    near = [peer for peer in setting.neighbours(victim) if peer]
+    unheard, masked = near[-2:], near[:-2]
+    rest = [peer for peer in range(1, 8) if peer != victim and peer not in masked]
+    out: dict[int, list[int]] = {0: [], victim: unheard}
+    out |= {peer: [other for other in masked if other != peer] for peer in masked}
+    out |= {peer: [masked[at % 3], masked[(at + 1) % 3]] for at, peer in enumerate(rest)}
+
+    def lie(message: Message) -> list[Message]:
+        if not isinstance(message, Download):
+            return [message]
+        if message.stage == SecureStage.SHARES and message.client == victim:
+            body = bytearray(message.body)
+            for peer in unheard:
+                at = setting.neighbours(victim).index(peer) * secagg.SEALED_BYTES
+                body[at : at + secagg.SEALED_BYTES] = bytes(secagg.SEALED_BYTES)
+            return [Download(victim, message.stage, bytes(body), message.within_s)]
+        if message.stage == SecureStage.MASKED:
+            return [survivors(setting, message.client, set(range(8)).difference(out[message.client]))]
+        return [message]
+
+    crew = TwoFaced(setting, change=lie)
+    assert len([m for m in crew.seen if m.stage == SecureStage.UNMASK]) == 8, "all gave shares"
+    keys = {peer: crew.secret(peer, secagg._KEY) for peer in masked} | {0: crew.key}
+    public = next(bytes(m.body[32:64]) for m in crew.seen if m.client == victim)
+    masks = [(setting.seed_key(crew.secret(victim, secagg._SEED)), -1)]
+    masks += [
+        (setting.mask_key(KeyPair(key), public, peer, victim), -1 if victim < peer else 1)
+        for peer, key in keys.items()
+    ]
+    words = np.frombuffer(crew.parts[victim, 0].body, np.uint32).copy()
+    add_masks(words, masks)
+    np.testing.assert_array_equal(setting.joined(words), crew.expected([victim]))
+
+
 @pytest.mark.parametrize(
     ("inside", "why"),
     [

@@ -37,11 +37,14 @@ the aggregator has sums of such blocks, and the mask keys which all get are thos
 from its shares. Words of a mask are used once, since the words of a block are those of its place in the
 whole vector. There is one set of clients for all blocks: the aggregator names it, a client gives shares for
 one set only, once, and whatever set an ``again`` names, its answer is a sum of masked parts.
-A client gives one answer in a round, and a threshold is more than half of the neighbours; so an aggregator
-that tells clients different things does not come to both secrets of one either, unless more of its neighbours
-collude than was planned for. **What does not.** Keys are not signed: an aggregator that replaces keys by its
-own sees all that owners send it, and the blocks that it owns. Sums of two rounds with one client between them
-tell that client's vector. A client may add what it likes, within 2^32, and an owner may do so with its block.
+A client gives one answer in a round, and a threshold is more than half of the neighbours; so nobody comes to
+both secrets of one client, unless more of its neighbours collude than was planned for. **What does not.** The
+aggregator must tell all the same of who is here and who is in the sum. Clients do not compare that (Bonawitz
+et al.'s consistency check). An aggregator that tells them different things gets a client's seed of some, of
+others the keys of those that it has masks with, and with these its vector, though each set that it names has
+``survivors_min``. Keys are not signed: an aggregator that replaces keys by its own sees all that owners send
+it, and the blocks that it owns. Sums of two rounds with one client between them tell that client's vector. A
+client may add what it likes, within 2^32, and an owner may do so with its block.
 
 Values are clipped to ``clip`` and rounded to multiples of 1 / ``scale``, a power of two, in 32 bits without
 overflow. So a sum is exact in quantised values, and differs from that of the clipped values by at most half
@@ -282,7 +285,7 @@ class SecureSetting:
     length: values of a vector.
     clip: values beyond it count as it, or as -clip.
     degree, threshold: neighbours of each, and how many must give shares (``ring_for``).
-    survivors_min: no client helps to unmask a sum of fewer.
+    survivors_min: no client helps to unmask a sum of fewer, as far as it is told who is in it.
     seed, round: of the ring; keys of one round are no others'.
     blocks: into how many a vector is cut, at most one for each client.
     aggregator: the client that is it, too; it owns the first block.

@@ -580,6 +580,31 @@ def test_where_too_few_are_left_it_waits_longer(stage: SecureStage) -> None:
         assert "11 of 16 clients are left" in str(crew.error)
 
 
+ROUNDED_S = next(s for s in (k / 10 for k in range(1, 1000)) if (s + DEADLINE_S) - s < DEADLINE_S)
+"""A time which, taken off its deadline, leaves less than was added."""
+
+
+def test_a_stage_ends_at_its_deadline_however_times_are_rounded() -> None:
+    aggregator = SecureAggregator(setting_of(), SecureWaits(DEADLINE_S))
+    (armed,) = aggregator.step(ROUNDED_S, Start())
+    assert isinstance(armed, Arm)
+    *_, end = aggregator.step(armed.at_s, Expired(armed.timer))
+    assert isinstance(end, Unsummed)
+
+
+def test_an_owner_waits_no_longer_than_its_deadline_however_times_are_rounded() -> None:
+    told, setting = Crew(setting_of()).told_to[0], setting_of()
+    client = SecureClient(setting, 0, vectors_of(setting)[0], stream("keys"), SecureWaits(DEADLINE_S))
+    armed = [
+        effect
+        for event in (Start(), *told[:2])
+        for effect in client.step(ROUNDED_S, event)
+        if isinstance(effect, Arm) and effect.timer == client._parts_timer()
+    ]
+    effects = client.step(armed[-1].at_s, Expired(armed[-1].timer))
+    assert effects and all(isinstance(effect, Upload) for effect in effects)
+
+
 def test_waits_follow_what_was_seen() -> None:
     waits = SecureWaits(10.0)
     assert waits.budget_s("KEYS") == 10.0

@@ -926,15 +926,15 @@ class SecureClient:
         if self.stage != SecureStage.MASKED:
             return []
         effects: list[SecureEffect] = []
+        until_s = self._owned_s + self._waits.most_s
         for block, owned in self._owned.items():
             there = self._expected.intersection(owned.parts)
             whole = self._expected - self._gone <= there
-            waited_s = now_s - self._owned_s
-            few = len(there) < self._setting.survivors_min and waited_s < self._waits.most_s
+            few = len(there) < self._setting.survivors_min and now_s < until_s
             enough = whole or (late and not few)
             if not enough:
                 if late:
-                    effects.append(Arm(self._parts_timer(), self._owned_s + self._waits.most_s))
+                    effects.append(Arm(self._parts_timer(), until_s))
                 continue
             if owned.told == there:
                 continue
@@ -1097,8 +1097,9 @@ class SecureAggregator:
         left = len(self._inside - lacks) if self.stage == SecureStage.MASKED else len(self._came)
         ends = self.stage <= SecureStage.UNMASK and left < self._setting.survivors_min
         most_s = self._twice() * self._waits.most_s
-        if ends and now_s - self._begun_s < most_s:
-            return [Arm(self._timer(), self._begun_s + most_s)]
+        until_s = self._begun_s + most_s  # as the timer has it, to the last bit
+        if ends and now_s < until_s:
+            return [Arm(self._timer(), until_s)]
         self._waits.missed(self.stage.name)
         return self._close(now_s)
 

@@ -1114,6 +1114,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_secagg.py", "-k", "no_neighbour_between"),
     ),
     Sabotage(
+        "secure aggregation: a client whose parts came late ends without the sum",
+        SECAGG,
+        '            self._held = {}\n            return b""',
+        '            return "it is not in the sum"',
+        ("tests/protocols/test_secagg.py", "-k", "came_late"),
+    ),
+    Sabotage(
+        "secure aggregation: a stage's deadline as a difference of rounded times",
+        SECAGG,
+        "if ends and now_s < until_s:",
+        "if ends and now_s - self._begun_s < most_s:",
+        ("tests/protocols/test_secagg.py", "-k", "stage_ends_at_its_deadline"),
+    ),
+    Sabotage(
+        "secure aggregation: an owner's deadline as a difference of rounded times",
+        SECAGG,
+        "few = len(there) < self._setting.survivors_min and now_s < until_s",
+        "few = len(there) < self._setting.survivors_min and now_s - self._owned_s < self._waits.most_s",
+        ("tests/protocols/test_secagg.py", "-k", "owner_waits_no_longer"),
+    ),
+    Sabotage(
         "secure aggregation: the rounding overflows",
         SECAGG,
         "((1 << 31) - 1) / room",

@@ -813,7 +813,6 @@ def test_an_aggregator_that_names_different_sets_reads_a_vector() -> None:
     ("inside", "why"),
     [
         ([0, 2, 3, 4], "4 clients are left, a sum is of 12 at least"),
-        ([peer for peer in range(N) if peer != 0], "not in the sum"),
         ([0, *range(5, N)], None),
     ],
 )
@@ -829,6 +828,26 @@ def test_a_client_judges_who_is_in_the_sum(inside: list[int], why: str | None) -
         end = crew.ends[0]
         assert isinstance(end, Unsummed)
         assert why in str(end.error)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["silent", "known to be gone"])
+def test_a_client_whose_parts_came_late_gives_no_shares_and_takes_the_sum(told: bool) -> None:
+    """Who is in the sum is published to all; peer 5 drops out as well."""
+
+    def change(message: Message) -> list[Message]:
+        if isinstance(message, Part) and message.client == 3:
+            return []
+        if isinstance(message, Download) and (message.client, message.stage) == (4, SecureStage.MASKED):
+            return [message, Download(3, message.stage, message.body, message.within_s)]
+        return [message]
+
+    crew = Crew(setting_of(), {5: SecureStage.MASKED}, change, told)
+    inside = [peer for peer in range(N) if peer not in (3, 5)]
+    assert not any(m.client == 3 and m.stage == SecureStage.UNMASK for m in crew.seen)
+    for peer in (-1, *inside, 3):
+        end = crew.ends[peer]
+        assert isinstance(end, Summed) and end.clients == tuple(inside)
+        np.testing.assert_array_equal(end.total, crew.expected(inside))
 
 
 def test_parts_that_have_no_neighbour_between_them_get_no_shares() -> None:

@@ -801,7 +801,7 @@ class SecureClient:
         if isinstance(made, str):
             return self._fail(made)
         self.stage = SecureStage(self.stage + 1)
-        return self._send(now_s, made)
+        return self._send(now_s, made) if made else [self._arm(now_s)]
 
     def _send(self, now_s: float, body: bytes | memoryview) -> list[SecureEffect]:
         return [Upload(self.me, self.stage, body), self._arm(now_s)]
@@ -952,12 +952,14 @@ class SecureClient:
     def _reveal(self, body: bytes) -> bytes | str:
         """A share of each neighbour's: of its seed if it is in the sum, else of its key, never of both.
 
-        That it is never both in two answers follows from the stage, which only grows.
+        That it is never both in two answers follows from the stage, which only grows. A client that is not in
+        the sum, since its parts came late, gives none (no bytes), and takes the sum.
         """
         setting = self._setting
         inside, _ = _read_who_owns(body[_ASKED.size :], setting)
         if self.me not in inside:
-            return "it is not in the sum"
+            self._held = {}
+            return b""
         if len(inside) < setting.survivors_min:
             return f"{len(inside)} clients are left, a sum is of {setting.survivors_min} at least"
         if not setting.hangs_together(inside):

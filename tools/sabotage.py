@@ -925,6 +925,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/privacy/test_nopeek.py", "-k", "evaluation"),
     ),
     Sabotage(
+        "private: the sizes of batches leave as weights",
+        DP,
+        "if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:",
+        "if False:",
+        (PRIVATE, "-k", "weight_by_samples"),
+    ),
+    Sabotage(
         "private: steps without noise",
         DP,
         "parameter.grad = (total + noise.to(total).view_as(total)) / self.batch_size",

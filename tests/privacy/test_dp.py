@@ -403,6 +403,17 @@ def test_a_target_batch_is_refused() -> None:
     run_peers(TappedCrew(2), train)
 
 
+def test_a_weight_by_samples_is_refused() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), RATE)
+        optimizer = CrewOptimizer(inner, peer, model=model, weight="samples", samples=lambda: 1)
+        with pytest.raises(ValueError, match="leave weight= out, or give a number"):
+            private_of(model, optimizer)
+
+    run_peers(TappedCrew(2), train)
+
+
 def use_twice(model: nn.Module, batch: list[Tensor]) -> None:
     for _ in range(2):
         F.cross_entropy(model(batch[0]), batch[1]).backward()

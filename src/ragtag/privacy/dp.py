@@ -241,6 +241,11 @@ class PrivateTraining:
                 "private training: a target batch is counted by the sizes of batches, which no noise hides: "
                 "average every so many steps (every=...)"
             )
+        if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:
+            raise ValueError(
+                'private training: weight="samples" tells the exact sizes of batches, which no noise hides: '
+                "leave weight= out, or give a number"
+            )
         self.noise_multiplier, self.max_grad_norm, self.delta = noise_multiplier, max_grad_norm, delta
         self.rate, self.batch_size, self.ledger = size / samples, size, ledger
         """``rate``: the chance of each sample to be in a batch; ``batch_size``: the expected one."""

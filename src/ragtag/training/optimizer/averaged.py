@@ -67,7 +67,7 @@ class AveragedModel:
         self.asked = asked
         self.name = require_name(name)
         self._transport, self._seed, self._buffers = transport, seed, buffers
-        self._weight, self._deadline_s = weight, deadline_s
+        self.weight, self._deadline_s = weight, deadline_s
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
         self._mode = mode_of(asked, weight)
@@ -224,7 +224,7 @@ class AveragedModel:
         """Make ready what is averaged; the weight that it has."""
         if self.scheduling.went_by >= 0:
             self._transport.goes_on_after(self.channel, self.scheduling.went_by)
-        return self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
+        return self._mode.offer(self.weight() if self.gathering is None else self.gathering.begins())
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
@@ -233,7 +233,7 @@ class AveragedModel:
         arrive, self.arrive = self.arrive, None
         outcome = arrive()
         if outcome is not None and self.gathering is None:
-            self._weight()  # what was learned until now is in no average
+            self.weight()  # what was learned until now is in no average
         return outcome
 
     def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:

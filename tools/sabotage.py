@@ -932,6 +932,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (PRIVATE, "-k", "weight_by_samples"),
     ),
     Sabotage(
+        "private: a ledger by the rank",
+        "docs/privacy.md",
+        'PrivacyLedger("hospital A", "privacy.json")',
+        'PrivacyLedger(f"hospital {crew.rank}", f"privacy-{crew.rank}.json")',
+        ("tests/app/test_readme.py", "-k", "by_a_rank"),
+    ),
+    Sabotage(
         "private: steps without noise",
         DP,
         "parameter.grad = (total + noise.to(total).view_as(total)) / self.batch_size",

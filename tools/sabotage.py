@@ -925,6 +925,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/privacy/test_nopeek.py", "-k", "evaluation"),
     ),
     Sabotage(
+        "private: NoPeek is seen when training begins only",
+        DP,
+        "        if said := _coupled(self._model):",
+        "        if said := None:",
+        (PRIVATE, "-k", "nopeek_watches"),
+    ),
+    Sabotage(
+        "private: NoPeek is seen in steps only",
+        DP,
+        "        if said := _coupled(model):",
+        "        if said := None:",
+        (PRIVATE, "-k", "nopeek_watches"),
+    ),
+    Sabotage(
         "private: the sizes of batches leave as weights",
         DP,
         "if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:",

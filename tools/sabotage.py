@@ -1260,6 +1260,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/privacy/test_split_crew.py", "-k", "freezes_is_passed"),
     ),
     Sabotage(
+        "split learning: layers of the server that are frozen learn",
+        SPLIT,
+        ".requires_grad_(p.requires_grad) for name, p in named}",
+        ".requires_grad_(p.is_floating_point()) for name, p in named}",
+        (CUT, "-k", "frozen_stay"),
+    ),
+    Sabotage(
+        "split learning: gradients that are not finite stay in layers that have no optimizer",
+        SPLIT,
+        "        self._optimizer.zero_grad()\n        self.middle.zero_grad()",
+        "        self._optimizer.zero_grad()",
+        (CUT, "-k", "spoil_the_server"),
+    ),
+    Sabotage(
         "split learning: no end to waiting for an answer",
         SPLIT,
         "            if now_s >= until_s:",

@@ -203,18 +203,49 @@ def test_a_server_that_dies_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
-def test_codes_that_would_spoil_the_server_are_refused(form: CutForm) -> None:
+def test_layers_of_the_server_that_are_frozen_stay_as_they_are(form: CutForm) -> None:
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+            for p in frozen.parameters():
+                p.data = 0.4 * drawn(*p.shape, name="frozen")
+            above = nn.Sequential(frozen, middle if form.outputs is not None else nn.Sequential(middle, back))
+            before.extend(p.detach().clone() for p in above.parameters())
+            SplitServer(cut, above, sgd(above)).serve(2.0)
+            after.extend(p.detach() for p in above.parameters())
+            return
+        client = SplitClient(cut, front, back if form.outputs is not None else None)
+        for x, y in zip(*(v.split(BATCH) for v in samples(1, 4 * BATCH)), strict=True):
+            peer.compute()
+            client.backward(x, y)
+        client.finish()
+
+    SimulatedCrew(2, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    same = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+    assert same == [True, True] + [False] * (len(same) - 2)
+
+
+@pytest.mark.parametrize(
+    "part", [slice(None), slice(1, None)], ids=["all layers learn", "one has no optimizer"]
+)
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_codes_that_would_spoil_the_server_are_refused(form: CutForm, part: slice) -> None:
     """One client's are finite, and so large that losses or gradients are not."""
     spoilt: dict[int, Tensor] = {}
     served: list[SplitServer] = []
 
     def train(peer: SimulatedTransport) -> None:
         front, middle, back = parts()
-        middle = nn.Sequential(middle[0])  # without tanh, which would keep codes finite
+        middle = nn.Sequential(middle[0], nn.Linear(OUTPUTS, OUTPUTS))  # no tanh to keep codes finite
         cut = Cut(peer, form)
         if peer.me == 0:
-            above = middle if form.outputs is not None else nn.Sequential(middle, back)
-            served.append(SplitServer(cut, above, sgd(above)))
+            above = middle if form.outputs is not None else nn.Sequential(*middle, back)
+            served.append(SplitServer(cut, above, sgd(*above[part])))
             served[0].serve(2.0)
             spoilt[0] = torch.cat([p.detach().flatten() for p in above.parameters()])
             return

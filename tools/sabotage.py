@@ -1274,6 +1274,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (CUT, "-k", "spoil_the_server"),
     ),
     Sabotage(
+        "split learning: statistics of a turn are lost",
+        SPLIT,
+        "                    buffer.copy_(state[name])",
+        "                    pass",
+        (CUT, "-k", "keep_statistics"),
+    ),
+    Sabotage(
         "split learning: no end to waiting for an answer",
         SPLIT,
         "            if now_s >= until_s:",

@@ -456,11 +456,17 @@ def test_all_standbys_have_the_last_weights_and_the_server_copies_for_one() -> N
 class Shared(Split):
     """Peers 0 and 1 are both servers."""
 
+    @staticmethod
+    def middle_of(middle: nn.Module) -> nn.Module:
+        """A server's layers."""
+        return middle
+
     def _train(self, peer: SimulatedTransport) -> None:
         front, middle, back = self.parts[peer.me] = parts()
         cut = Cut(peer, self.form, server=(0, 1))
         if peer.me in (0, 1):
             above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
+            above = self.middle_of(above)
             self.peers[peer.me] = server = SplitServer(cut, above, sgd(above))
             server.serve(self.deadline_s)
         else:
@@ -486,6 +492,28 @@ def test_several_servers_train_one_part_together(form: CutForm) -> None:
                 made = found.server_at(server).middle(front(x))
                 made = made if form.outputs is None else found.parts[client][2](made)
                 assert float((made.argmax(1) == y).float().mean()) > 0.7
+
+
+class Normed(Shared):
+    """Their layers begin with one that keeps statistics of codes."""
+
+    @staticmethod
+    def middle_of(middle: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(WIDTH), middle)
+
+
+@pytest.mark.parametrize("u_shaped", [False, True], ids=["plain", "U-shaped"])
+def test_several_servers_may_have_layers_that_keep_statistics(u_shaped: bool) -> None:
+    """Layers are mixed while a turn of the U-shaped form waits for its gradient."""
+    form, (_, middle, back) = U_SHAPED if u_shaped else PLAIN, parts()
+    above = Normed.middle_of(middle if u_shaped else nn.Sequential(middle, back))
+    found = Normed(6, replace(form, server_values=state_values(above)), 20)
+    assert all(found.client(peer).answered == 20 for peer in range(2, 6))
+    torch.testing.assert_close(weights(found.server), weights(found.server_at(1)), rtol=0, atol=0)
+    norm = found.server.middle[0]  # type: ignore[index]
+    assert isinstance(norm, nn.BatchNorm1d) and int(norm.num_batches_tracked or 0) > 0
+    codes = torch.cat([found.parts[peer][0](samples(peer, 20 * BATCH)[0]) for peer in range(2, 6)]).detach()
+    assert torch.dist(norm.running_mean, codes.mean(0)) < 0.4 * codes.mean(0).norm()
 
 
 def test_layers_of_several_servers_do_not_part_while_they_train() -> None:

@@ -1010,12 +1010,15 @@ class SplitServer:
         width = math.prod(form.codes)
         codes = values[:, :width].reshape(-1, *form.codes).to(self._device).requires_grad_()
         if form.outputs is not None:
-            named = [*self.middle.named_parameters()]
+            named = [*self.middle.named_parameters(), *self.middle.named_buffers()]
             state = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in named}
             made = torch.func.functional_call(self.middle, state, codes)
             if not bool(made.isfinite().all()):
                 self.served[client].refused += 1
                 return True
+            with torch.no_grad():
+                for name, buffer in self.middle.named_buffers():
+                    buffer.copy_(state[name])
             weights = {name: value for name, value in state.items() if value.requires_grad}
             self._open[client] = _Open(number, codes, made, weights)
             self._cut.send("outputs", client, number, made)

@@ -100,7 +100,22 @@ def test_the_script_with_checkpoints_goes_on_with_them(tmp_path: Path, command: 
 def test_the_script_with_private_steps(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     script = next(part for part in scripts() if "crew.private" in part)
+    assert '"privacy.json"' in script
+    script = script.replace('"privacy.json"', 'f"privacy-{crew.rank}.json"')  # two sites in one folder
     for _ in range(2):
         run(tmp_path, GIVEN + JOINED + script.replace("print(", "print('epoch 0, step', ") + SAID, *CREW)
     spent = [json.loads((tmp_path / f"privacy-{rank}.json").read_text())["spent"] for rank in range(2)]
     assert all(steps >= 2 * 30 for ((_, _, steps),) in spent), "both runs count"
+
+
+def test_no_example_keys_a_ledger_by_a_rank() -> None:
+    """A peer may have another's seat after a restart, and would find no ledger, or another's."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    made = [
+        (path.name, line)
+        for path in files
+        for line in path.read_text().splitlines()
+        if re.search(r"PrivacyLedger\(.", line)
+    ]
+    assert {"privacy.md", "crew.py"} <= {name for name, _ in made}
+    assert not [line for _, line in made if "rank" in line]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from ragtag.core.errors import NotFinite
 from ragtag.core.seed import generator
 from ragtag.core.types import Average
-from ragtag.privacy import NoOpacus, NotPrivate, PrivacyLedger, PrivateTraining, epsilon_of
+from ragtag.privacy import NoOpacus, NoPeek, NotPrivate, PrivacyLedger, PrivateTraining, epsilon_of
 from ragtag.privacy.noise import NoiseStream
 from ragtag.simulation.transport import SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -401,6 +401,39 @@ def test_a_target_batch_is_refused() -> None:
             private_of(model, optimizer)
 
     run_peers(TappedCrew(2), train)
+
+
+def test_a_weight_by_samples_is_refused() -> None:
+    def train(peer: SimulatedTransport) -> None:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), RATE)
+        optimizer = CrewOptimizer(inner, peer, model=model, weight="samples", samples=lambda: 1)
+        with pytest.raises(ValueError, match="leave weight= out, or give a number"):
+            private_of(model, optimizer)
+
+    run_peers(TappedCrew(2), train)
+
+
+@pytest.mark.parametrize("layer", ["", "0", "1"])
+def test_a_model_that_nopeek_watches_is_refused(layer: str) -> None:
+    """Its loss is of the whole batch. It may be made later, too; once it is off the model all is well."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    nopeek = NoPeek(model, layer, weight=1.0)
+    with pytest.raises(ValueError, match="distances are between samples"):
+        private_of(model, optimizer)
+    nopeek.remove()
+    private = private_of(model, optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    nopeek = NoPeek(model, layer, weight=1.0)
+    x, y = next(iter(private))
+    nopeek(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises(NotPrivate, match=f"NoPeek watches '{layer}'"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    nopeek.remove()
+    step(model, optimizer, next(iter(private)))
+    assert not torch.equal(model[0].weight, before[0])
 
 
 def use_twice(model: nn.Module, batch: list[Tensor]) -> None:

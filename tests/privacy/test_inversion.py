@@ -62,6 +62,14 @@ def test_the_same_seed_finds_the_same() -> None:
     assert first.min() >= 0 and first.max() <= 1
 
 
+def test_what_is_found_is_where_the_model_is_and_of_its_type() -> None:
+    """A stand-in for a device: values of another type are refused as those of another device are."""
+    model = net().double()
+    x, y = samples(1)
+    found, cosines = inverted(model, gradients_of(model, x.double(), y), y, x.shape[2:], steps=2)
+    assert found.dtype == cosines.dtype == torch.float64
+
+
 def test_bad_input_is_named() -> None:
     model, (x, y) = net(), samples(1)
     with pytest.raises(ValueError, match=r"\[updates, batch, ...\]"):

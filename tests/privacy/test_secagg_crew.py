@@ -128,6 +128,12 @@ def die_at(stage: int, calm: Rounds, n: int, gone: tuple[int, ...]) -> None:
     found.judge(alive, range(n) if stage == 3 else alive)
 
 
+def test_a_peer_whose_parts_come_late_takes_the_sum_that_it_is_not_in(calm: Rounds) -> None:
+    """It stands still from just before it sends them until the others have decided who is in the sum."""
+    found = Rounds(N, DROPOUTS, freezes=(Freeze(7, calm.before_s(2, (7,)), DEADLINE_S + 0.004),))
+    found.judge(range(N), range(7))
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_a_quarter_may_die_at_each_stage(calm: Rounds, stage: int) -> None:
     die_at(stage, calm, N, (3, 7))

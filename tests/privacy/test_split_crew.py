@@ -203,18 +203,49 @@ def test_a_server_that_dies_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
-def test_codes_that_would_spoil_the_server_are_refused(form: CutForm) -> None:
+def test_layers_of_the_server_that_are_frozen_stay_as_they_are(form: CutForm) -> None:
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+            for p in frozen.parameters():
+                p.data = 0.4 * drawn(*p.shape, name="frozen")
+            above = nn.Sequential(frozen, middle if form.outputs is not None else nn.Sequential(middle, back))
+            before.extend(p.detach().clone() for p in above.parameters())
+            SplitServer(cut, above, sgd(above)).serve(2.0)
+            after.extend(p.detach() for p in above.parameters())
+            return
+        client = SplitClient(cut, front, back if form.outputs is not None else None)
+        for x, y in zip(*(v.split(BATCH) for v in samples(1, 4 * BATCH)), strict=True):
+            peer.compute()
+            client.backward(x, y)
+        client.finish()
+
+    SimulatedCrew(2, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    same = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+    assert same == [True, True] + [False] * (len(same) - 2)
+
+
+@pytest.mark.parametrize(
+    "part", [slice(None), slice(1, None)], ids=["all layers learn", "one has no optimizer"]
+)
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_codes_that_would_spoil_the_server_are_refused(form: CutForm, part: slice) -> None:
     """One client's are finite, and so large that losses or gradients are not."""
     spoilt: dict[int, Tensor] = {}
     served: list[SplitServer] = []
 
     def train(peer: SimulatedTransport) -> None:
         front, middle, back = parts()
-        middle = nn.Sequential(middle[0])  # without tanh, which would keep codes finite
+        middle = nn.Sequential(middle[0], nn.Linear(OUTPUTS, OUTPUTS))  # no tanh to keep codes finite
         cut = Cut(peer, form)
         if peer.me == 0:
-            above = middle if form.outputs is not None else nn.Sequential(middle, back)
-            served.append(SplitServer(cut, above, sgd(above)))
+            above = middle if form.outputs is not None else nn.Sequential(*middle, back)
+            served.append(SplitServer(cut, above, sgd(*above[part])))
             served[0].serve(2.0)
             spoilt[0] = torch.cat([p.detach().flatten() for p in above.parameters()])
             return
@@ -425,11 +456,17 @@ def test_all_standbys_have_the_last_weights_and_the_server_copies_for_one() -> N
 class Shared(Split):
     """Peers 0 and 1 are both servers."""
 
+    @staticmethod
+    def middle_of(middle: nn.Module) -> nn.Module:
+        """A server's layers."""
+        return middle
+
     def _train(self, peer: SimulatedTransport) -> None:
         front, middle, back = self.parts[peer.me] = parts()
         cut = Cut(peer, self.form, server=(0, 1))
         if peer.me in (0, 1):
             above = middle if self.form.outputs is not None else nn.Sequential(middle, back)
+            above = self.middle_of(above)
             self.peers[peer.me] = server = SplitServer(cut, above, sgd(above))
             server.serve(self.deadline_s)
         else:
@@ -455,6 +492,28 @@ def test_several_servers_train_one_part_together(form: CutForm) -> None:
                 made = found.server_at(server).middle(front(x))
                 made = made if form.outputs is None else found.parts[client][2](made)
                 assert float((made.argmax(1) == y).float().mean()) > 0.7
+
+
+class Normed(Shared):
+    """Their layers begin with one that keeps statistics of codes."""
+
+    @staticmethod
+    def middle_of(middle: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(WIDTH), middle)
+
+
+@pytest.mark.parametrize("u_shaped", [False, True], ids=["plain", "U-shaped"])
+def test_several_servers_may_have_layers_that_keep_statistics(u_shaped: bool) -> None:
+    """Layers are mixed while a turn of the U-shaped form waits for its gradient."""
+    form, (_, middle, back) = U_SHAPED if u_shaped else PLAIN, parts()
+    above = Normed.middle_of(middle if u_shaped else nn.Sequential(middle, back))
+    found = Normed(6, replace(form, server_values=state_values(above)), 20)
+    assert all(found.client(peer).answered == 20 for peer in range(2, 6))
+    torch.testing.assert_close(weights(found.server), weights(found.server_at(1)), rtol=0, atol=0)
+    norm = found.server.middle[0]  # type: ignore[index]
+    assert isinstance(norm, nn.BatchNorm1d) and int(norm.num_batches_tracked or 0) > 0
+    codes = torch.cat([found.parts[peer][0](samples(peer, 20 * BATCH)[0]) for peer in range(2, 6)]).detach()
+    assert torch.dist(norm.running_mean, codes.mean(0)) < 0.4 * codes.mean(0).norm()
 
 
 def test_layers_of_several_servers_do_not_part_while_they_train() -> None:

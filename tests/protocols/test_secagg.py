@@ -580,6 +580,31 @@ def test_where_too_few_are_left_it_waits_longer(stage: SecureStage) -> None:
         assert "11 of 16 clients are left" in str(crew.error)
 
 
+ROUNDED_S = next(s for s in (k / 10 for k in range(1, 1000)) if (s + DEADLINE_S) - s < DEADLINE_S)
+"""A time which, taken off its deadline, leaves less than was added."""
+
+
+def test_a_stage_ends_at_its_deadline_however_times_are_rounded() -> None:
+    aggregator = SecureAggregator(setting_of(), SecureWaits(DEADLINE_S))
+    (armed,) = aggregator.step(ROUNDED_S, Start())
+    assert isinstance(armed, Arm)
+    *_, end = aggregator.step(armed.at_s, Expired(armed.timer))
+    assert isinstance(end, Unsummed)
+
+
+def test_an_owner_waits_no_longer_than_its_deadline_however_times_are_rounded() -> None:
+    told, setting = Crew(setting_of()).told_to[0], setting_of()
+    client = SecureClient(setting, 0, vectors_of(setting)[0], stream("keys"), SecureWaits(DEADLINE_S))
+    armed = [
+        effect
+        for event in (Start(), *told[:2])
+        for effect in client.step(ROUNDED_S, event)
+        if isinstance(effect, Arm) and effect.timer == client._parts_timer()
+    ]
+    effects = client.step(armed[-1].at_s, Expired(armed[-1].timer))
+    assert effects and all(isinstance(effect, Upload) for effect in effects)
+
+
 def test_waits_follow_what_was_seen() -> None:
     waits = SecureWaits(10.0)
     assert waits.budget_s("KEYS") == 10.0
@@ -721,11 +746,73 @@ def test_two_answers_are_too_few_for_both_secrets() -> None:
     assert "stays masked" in str(crew.error)
 
 
+class TwoFaced(Crew):
+    """Its aggregator, peer 0, owns the only block, and keeps the shares that it holds as a client."""
+
+    def _step(self, who: int, event: Any) -> None:
+        if who == 0 and isinstance(event, Download) and event.stage == SecureStage.MASKED:
+            self.held, self.key = dict(self.clients[0]._held), self.clients[0]._key
+        super()._step(who, event)
+
+    def secret(self, owner: int, kind: int) -> bytes:
+        """A client's, by the shares of that kind that came, and by the aggregator's own."""
+        near = self.setting.neighbours(owner)
+        shares: dict[int, int] = {}
+        if 0 in near:
+            own = self.held[owner][secagg.SHARE_BYTES * (kind == secagg._KEY) :]
+            shares[near.index(0) + 1] = int.from_bytes(own[: secagg.SHARE_BYTES], "little")
+        for m in self.seen:
+            if m.stage == SecureStage.UNMASK and m.client and m.client in near:
+                place = self.setting.neighbours(m.client).index(owner) * secagg.REVEALED_BYTES
+                given = bytes(m.body[place : place + secagg.REVEALED_BYTES])
+                if given[0] == kind:
+                    shares[near.index(m.client) + 1] = int.from_bytes(given[1:], "little")
+        assert len(shares) >= self.setting.threshold
+        return secret_of(shares).to_bytes(32, "little")
+
+
+def test_an_aggregator_that_names_different_sets_reads_a_vector() -> None:
+    """The limit that the module tells of: each set has ``survivors_min``, and nobody gives both secrets."""
+    setting = SecureSetting(8, LENGTH, 2.0, 6, 4, 6, seed=5)
+    victim = setting.neighbours(0)[0]
+    near = [peer for peer in setting.neighbours(victim) if peer]
+    unheard, masked = near[-2:], near[:-2]
+    rest = [peer for peer in range(1, 8) if peer != victim and peer not in masked]
+    out: dict[int, list[int]] = {0: [], victim: unheard}
+    out |= {peer: [other for other in masked if other != peer] for peer in masked}
+    out |= {peer: [masked[at % 3], masked[(at + 1) % 3]] for at, peer in enumerate(rest)}
+
+    def lie(message: Message) -> list[Message]:
+        if not isinstance(message, Download):
+            return [message]
+        if message.stage == SecureStage.SHARES and message.client == victim:
+            body = bytearray(message.body)
+            for peer in unheard:
+                at = setting.neighbours(victim).index(peer) * secagg.SEALED_BYTES
+                body[at : at + secagg.SEALED_BYTES] = bytes(secagg.SEALED_BYTES)
+            return [Download(victim, message.stage, bytes(body), message.within_s)]
+        if message.stage == SecureStage.MASKED:
+            return [survivors(setting, message.client, set(range(8)).difference(out[message.client]))]
+        return [message]
+
+    crew = TwoFaced(setting, change=lie)
+    assert len([m for m in crew.seen if m.stage == SecureStage.UNMASK]) == 8, "all gave shares"
+    keys = {peer: crew.secret(peer, secagg._KEY) for peer in masked} | {0: crew.key}
+    public = next(bytes(m.body[32:64]) for m in crew.seen if m.client == victim)
+    masks = [(setting.seed_key(crew.secret(victim, secagg._SEED)), -1)]
+    masks += [
+        (setting.mask_key(KeyPair(key), public, peer, victim), -1 if victim < peer else 1)
+        for peer, key in keys.items()
+    ]
+    words = np.frombuffer(crew.parts[victim, 0].body, np.uint32).copy()
+    add_masks(words, masks)
+    np.testing.assert_array_equal(setting.joined(words), crew.expected([victim]))
+
+
 @pytest.mark.parametrize(
     ("inside", "why"),
     [
         ([0, 2, 3, 4], "4 clients are left, a sum is of 12 at least"),
-        ([peer for peer in range(N) if peer != 0], "not in the sum"),
         ([0, *range(5, N)], None),
     ],
 )
@@ -741,6 +828,26 @@ def test_a_client_judges_who_is_in_the_sum(inside: list[int], why: str | None) -
         end = crew.ends[0]
         assert isinstance(end, Unsummed)
         assert why in str(end.error)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["silent", "known to be gone"])
+def test_a_client_whose_parts_came_late_gives_no_shares_and_takes_the_sum(told: bool) -> None:
+    """Who is in the sum is published to all; peer 5 drops out as well."""
+
+    def change(message: Message) -> list[Message]:
+        if isinstance(message, Part) and message.client == 3:
+            return []
+        if isinstance(message, Download) and (message.client, message.stage) == (4, SecureStage.MASKED):
+            return [message, Download(3, message.stage, message.body, message.within_s)]
+        return [message]
+
+    crew = Crew(setting_of(), {5: SecureStage.MASKED}, change, told)
+    inside = [peer for peer in range(N) if peer not in (3, 5)]
+    assert not any(m.client == 3 and m.stage == SecureStage.UNMASK for m in crew.seen)
+    for peer in (-1, *inside, 3):
+        end = crew.ends[peer]
+        assert isinstance(end, Summed) and end.clients == tuple(inside)
+        np.testing.assert_array_equal(end.total, crew.expected(inside))
 
 
 def test_parts_that_have_no_neighbour_between_them_get_no_shares() -> None:

@@ -18,8 +18,11 @@ gradient in place before anything is averaged or stepped. So ``average="gradient
 
 **What holds.** Whatever leaves this peer by its optimizer is (epsilon, delta)-private for each sample of
 ``loader``, where neighbours differ in that one sample is there or not. Others' samples do not count: each
-peer has a budget of its own. **What does not.** Losses, accuracies and sizes of batches that a script logs
-are not noised. Nor is what other optimizers send that learn from the same samples.
+peer has a budget of its own. It takes a loss that is the mean or the sum of the samples' own losses, each of
+one sample alone. In a loss that sets samples against each other (contrastive ones, distance correlation) one
+sample moves the gradients of all, and clipping them bounds nothing. A model that ``NoPeek`` watches is
+refused; other such losses are not seen. **What does not.** Losses, accuracies and sizes of batches that a
+script logs are not noised. Nor is what other optimizers send that learn from the same samples.
 
 **Epsilon is for what was drawn.** A step counts when its batch is handed out, before it is computed. No
 credit is given for a batch that was not used, for a round that was lost, or for noise that others add.
@@ -52,6 +55,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ragtag.core.errors import Error, NotFinite
 from ragtag.privacy.noise import NoiseStream
+from ragtag.privacy.nopeek import watched_layer
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.loader import Order, indices_of, plain, rebuilt, size_of
 from ragtag.training.state.atomic import write_whole
@@ -203,7 +207,7 @@ class PrivateTraining:
     max_grad_norm: to which each sample's gradient is clipped.
     delta: below 1 over the number of samples.
     ledger: what was spent of these samples.
-    reduction: of the loss over a batch, "mean" or "sum".
+    reduction: of the loss over a batch, "mean" or "sum" of the samples' own losses.
     seed: of noise and batches, for simulations and tests; ``None``: nobody can compute them again.
     on_spent: called after each step that is counted.
 
@@ -235,11 +239,18 @@ class PrivateTraining:
         if not 1 <= size <= samples:
             raise ValueError(f"private training: batches of {size} from {samples} samples")
         _require_layers(opacus, model)
+        if said := _coupled(model):
+            raise ValueError(said)
         _require_parameters(model, optimizer)
         if isinstance(optimizer, CrewOptimizer) and optimizer.samples is not None:
             raise ValueError(
                 "private training: a target batch is counted by the sizes of batches, which no noise hides: "
                 "average every so many steps (every=...)"
+            )
+        if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:
+            raise ValueError(
+                'private training: weight="samples" tells the exact sizes of batches, which no noise hides: '
+                "leave weight= out, or give a number"
             )
         self.noise_multiplier, self.max_grad_norm, self.delta = noise_multiplier, max_grad_norm, delta
         self.rate, self.batch_size, self.ledger = size / samples, size, ledger
@@ -353,6 +364,8 @@ class PrivateTraining:
     def _require_gradients(self, drawn: int) -> None:
         """All that has a gradient has one for each sample that was drawn, and of no other."""
         _require_parameters(self._model, self._optimizer)
+        if said := _coupled(self._model):
+            raise NotPrivate(said)
         for name, parameter in self._model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -468,6 +481,17 @@ def _require_layers(opacus: _Opacus, model: nn.Module) -> None:
     errors += [str(error) for error in opacus.GradSampleHooks.validate(model, strict=False)]
     if errors:
         raise ValueError(f"private training: {'; '.join(errors)}")
+
+
+def _coupled(model: nn.Module) -> str | None:
+    """Why a loss of this model would not be a sum of samples' own; ``None``: as far as is seen it is one."""
+    layer = watched_layer(model)
+    if layer is None:
+        return None
+    return (
+        f"private training: NoPeek watches {layer!r}, and its distances are between samples, so that one "
+        "moves the gradients of all: call nopeek.remove(), and use a mean or sum of the samples' own losses"
+    )
 
 
 def _require_parameters(model: nn.Module, optimizer: Optimizer) -> None:

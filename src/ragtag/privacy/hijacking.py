@@ -219,7 +219,7 @@ def hijacking(
         first = copy.deepcopy(front)(private_x[:BATCH])
     server = Hijacker(
         public_x, first.shape[1:], positive=bool(first.min() >= 0), batch=batch, pull=pull, seed=seed
-    )
+    ).to(first.device)
     model = SplitModel(front, server, criterion=hijacked, nopeek=nopeek)
     client = (optimizer or _adam)(front.parameters())
     own = torch.optim.Adam(server.parameters(), SERVER_RATE, betas=(0.5, 0.9))

@@ -98,7 +98,7 @@ def inverted(
     weights = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     of = _gradients(model, criterion, weights)
     target = _flat(updates)
-    best, found = torch.full((len(y),), -2.0), torch.zeros(*y.shape, *shape)
+    best, found = target.new_full((len(y),), -2.0), target.new_zeros(*y.shape, *shape)
     for start in range(starts):
         draws = random.generator(seed, "gradient inversion", start)
         middle, reach = (low + high) / 2, (high - low) / 2

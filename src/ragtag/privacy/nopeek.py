@@ -143,3 +143,11 @@ class NoPeek:
             if not isinstance(made, Tensor):
                 raise TypeError(f"NoPeek: the watched layer makes a {type(made).__name__}, not a tensor")
             self._z = made
+
+
+def watched_layer(model: nn.Module) -> str | None:
+    """The name in ``model`` of a layer whose output some ``NoPeek`` watches; ``None``: there is none."""
+    for name, layer in model.named_modules():
+        if any(isinstance(getattr(hook, "__self__", None), NoPeek) for hook in layer._forward_hooks.values()):
+            return str(name)
+    return None

@@ -621,7 +621,7 @@ class SplitClient:
 class _Open(NamedTuple):
     """A turn of the U-shaped form that waits for its outputs' gradient.
 
-    weights: of ``middle`` as they were: other clients' turns change them meanwhile.
+    weights: those of ``middle`` that learn, as they were: other clients' turns change them meanwhile.
     """
 
     number: int
@@ -1010,19 +1010,22 @@ class SplitServer:
         width = math.prod(form.codes)
         codes = values[:, :width].reshape(-1, *form.codes).to(self._device).requires_grad_()
         if form.outputs is not None:
-            weights = {name: p.detach().clone() for name, p in self.middle.named_parameters()}
-            made = torch.func.functional_call(
-                self.middle, {n: w.requires_grad_() for n, w in weights.items()}, codes
-            )
+            named = [*self.middle.named_parameters(), *self.middle.named_buffers()]
+            state = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in named}
+            made = torch.func.functional_call(self.middle, state, codes)
             if not bool(made.isfinite().all()):
                 self.served[client].refused += 1
                 return True
+            with torch.no_grad():
+                for name, buffer in self.middle.named_buffers():
+                    buffer.copy_(state[name])
+            weights = {name: value for name, value in state.items() if value.requires_grad}
             self._open[client] = _Open(number, codes, made, weights)
             self._cut.send("outputs", client, number, made)
             return True
         labels = values[:, width:].reshape(-1, *form.labels).to(self._device, form.label_dtype)
         loss = self._criterion(self.middle(codes), labels)
-        self._optimizer.zero_grad()
+        self._forget_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
         self._learn(client, number, _gradient(codes), float(loss.detach()))
         return True
@@ -1040,8 +1043,8 @@ class SplitServer:
         given = found.values.to(turn.made)
         wanted = [turn.codes, *turn.weights.values()]
         down, *gradients = torch.autograd.grad(turn.made, wanted, given, allow_unused=True)
-        for p, gradient in zip(self.middle.parameters(), gradients, strict=True):
-            p.grad = gradient
+        for name, gradient in zip(turn.weights, gradients, strict=True):
+            self.middle.get_parameter(name).grad = gradient
         self._learn(client, turn.number, _or_zeros(down, turn.codes))
         return True
 
@@ -1049,12 +1052,17 @@ class SplitServer:
         """Gradients are there: take the step, and send the codes' to the client, if all are finite."""
         gradients = [down, *(p.grad for p in self.middle.parameters() if p.grad is not None)]
         if not math.isfinite(loss) or not all(bool(g.isfinite().all()) for g in gradients):
-            self._optimizer.zero_grad()
+            self._forget_gradients()
             self.served[client].refused += 1
             return
         self._optimizer.step()
         self.served[client].requests += 1
         self._cut.send("codes.grad", client, number, down, loss)
+
+    def _forget_gradients(self) -> None:
+        """Those of layers that the optimizer does not step, too: they count when gradients must be finite."""
+        self._optimizer.zero_grad()
+        self.middle.zero_grad()
 
     @property
     def _device(self) -> torch.device:

@@ -37,11 +37,14 @@ the aggregator has sums of such blocks, and the mask keys which all get are thos
 from its shares. Words of a mask are used once, since the words of a block are those of its place in the
 whole vector. There is one set of clients for all blocks: the aggregator names it, a client gives shares for
 one set only, once, and whatever set an ``again`` names, its answer is a sum of masked parts.
-A client gives one answer in a round, and a threshold is more than half of the neighbours; so an aggregator
-that tells clients different things does not come to both secrets of one either, unless more of its neighbours
-collude than was planned for. **What does not.** Keys are not signed: an aggregator that replaces keys by its
-own sees all that owners send it, and the blocks that it owns. Sums of two rounds with one client between them
-tell that client's vector. A client may add what it likes, within 2^32, and an owner may do so with its block.
+A client gives one answer in a round, and a threshold is more than half of the neighbours; so nobody comes to
+both secrets of one client, unless more of its neighbours collude than was planned for. **What does not.** The
+aggregator must tell all the same of who is here and who is in the sum. Clients do not compare that (Bonawitz
+et al.'s consistency check). An aggregator that tells them different things gets a client's seed of some, of
+others the keys of those that it has masks with, and with these its vector, though each set that it names has
+``survivors_min``. Keys are not signed: an aggregator that replaces keys by its own sees all that owners send
+it, and the blocks that it owns. Sums of two rounds with one client between them tell that client's vector. A
+client may add what it likes, within 2^32, and an owner may do so with its block.
 
 Values are clipped to ``clip`` and rounded to multiples of 1 / ``scale``, a power of two, in 32 bits without
 overflow. So a sum is exact in quantised values, and differs from that of the clipped values by at most half
@@ -282,7 +285,7 @@ class SecureSetting:
     length: values of a vector.
     clip: values beyond it count as it, or as -clip.
     degree, threshold: neighbours of each, and how many must give shares (``ring_for``).
-    survivors_min: no client helps to unmask a sum of fewer.
+    survivors_min: no client helps to unmask a sum of fewer, as far as it is told who is in it.
     seed, round: of the ring; keys of one round are no others'.
     blocks: into how many a vector is cut, at most one for each client.
     aggregator: the client that is it, too; it owns the first block.
@@ -798,7 +801,7 @@ class SecureClient:
         if isinstance(made, str):
             return self._fail(made)
         self.stage = SecureStage(self.stage + 1)
-        return self._send(now_s, made)
+        return self._send(now_s, made) if made else [self._arm(now_s)]
 
     def _send(self, now_s: float, body: bytes | memoryview) -> list[SecureEffect]:
         return [Upload(self.me, self.stage, body), self._arm(now_s)]
@@ -923,15 +926,15 @@ class SecureClient:
         if self.stage != SecureStage.MASKED:
             return []
         effects: list[SecureEffect] = []
+        until_s = self._owned_s + self._waits.most_s
         for block, owned in self._owned.items():
             there = self._expected.intersection(owned.parts)
             whole = self._expected - self._gone <= there
-            waited_s = now_s - self._owned_s
-            few = len(there) < self._setting.survivors_min and waited_s < self._waits.most_s
+            few = len(there) < self._setting.survivors_min and now_s < until_s
             enough = whole or (late and not few)
             if not enough:
                 if late:
-                    effects.append(Arm(self._parts_timer(), self._owned_s + self._waits.most_s))
+                    effects.append(Arm(self._parts_timer(), until_s))
                 continue
             if owned.told == there:
                 continue
@@ -949,12 +952,14 @@ class SecureClient:
     def _reveal(self, body: bytes) -> bytes | str:
         """A share of each neighbour's: of its seed if it is in the sum, else of its key, never of both.
 
-        That it is never both in two answers follows from the stage, which only grows.
+        That it is never both in two answers follows from the stage, which only grows. A client that is not in
+        the sum, since its parts came late, gives none (no bytes), and takes the sum.
         """
         setting = self._setting
         inside, _ = _read_who_owns(body[_ASKED.size :], setting)
         if self.me not in inside:
-            return "it is not in the sum"
+            self._held = {}
+            return b""
         if len(inside) < setting.survivors_min:
             return f"{len(inside)} clients are left, a sum is of {setting.survivors_min} at least"
         if not setting.hangs_together(inside):
@@ -1094,8 +1099,9 @@ class SecureAggregator:
         left = len(self._inside - lacks) if self.stage == SecureStage.MASKED else len(self._came)
         ends = self.stage <= SecureStage.UNMASK and left < self._setting.survivors_min
         most_s = self._twice() * self._waits.most_s
-        if ends and now_s - self._begun_s < most_s:
-            return [Arm(self._timer(), self._begun_s + most_s)]
+        until_s = self._begun_s + most_s  # as the timer has it, to the last bit
+        if ends and now_s < until_s:
+            return [Arm(self._timer(), until_s)]
         self._waits.missed(self.stage.name)
         return self._close(now_s)
 

@@ -389,7 +389,7 @@ class Crew:
             samples, in a file that is written before each batch.
         beside: this peer's other optimizers, of which you know that nothing they learn comes from these
             samples (a generator that sees a private critic's gradients only): what they average has no noise.
-        reduction: of the loss over a batch.
+        reduction: of the loss over a batch: the mean or sum of samples' own losses. NoPeek is none.
         seed: for simulations and tests: whoever knows it can take the noise off.
 
         Epsilon is in ``private.epsilon``, trace and report; snapshots and checkpoints have what was spent.

@@ -72,7 +72,7 @@ class AveragedModel:
         self.asked = asked
         self.name = require_name(name)
         self._transport, self._seed, self._buffers = transport, seed, buffers
-        self._weight, self._deadline_s, self._corrections = weight, deadline_s, corrections
+        self.weight, self._deadline_s, self._corrections = weight, deadline_s, corrections
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
         self._mode = mode_of(asked, weight)
@@ -231,7 +231,7 @@ class AveragedModel:
         if self.scheduling.went_by >= 0:
             self._transport.goes_on_after(self.channel, self.scheduling.went_by)
         with self._accounted():
-            yield self._mode.offer(self._weight() if self.gathering is None else self.gathering.begins())
+            yield self._mode.offer(self.weight() if self.gathering is None else self.gathering.begins())
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
@@ -250,7 +250,7 @@ class AveragedModel:
         arrive, self.arrive = self.arrive, None
         outcome = arrive()
         if outcome is not None and self.gathering is None:
-            self._weight()  # what was learned until now is in no average
+            self.weight()  # what was learned until now is in no average
         return outcome
 
     def _averaged(self, outcome: Outcome, taken: bool = False) -> Outcome:

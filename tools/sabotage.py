@@ -607,6 +607,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_sealed.py", "-k", "used_once or uses_up or as_they_were"),
     ),
     Sabotage(
+        "persons: a member whose clock is wrong ends one that is alone",
+        "src/ragtag/protocols/membership/persons.py",
+        "_OUTVOTED = 2\n",
+        "_OUTVOTED = 1\n",
+        ("tests/protocols/test_persons.py", "-k", "that_is_alone"),
+    ),
+    Sabotage(
         "sessions: a key of small order ends the thread of whoever sends to it",
         "src/ragtag/protocols/sealing/sessions.py",
         "                except HandshakeError:  # a member may tell any 32 bytes as its key\n",

@@ -13,6 +13,7 @@ from ragtag.core.faults import Crash, Faults, Loss, Partition, Window
 from ragtag.protocols.membership import passes as passes_module
 from ragtag.protocols.membership.passes import (
     SKEW_S,
+    Bar,
     Pass,
     Passes,
     Revocation,
@@ -25,8 +26,8 @@ from ragtag.protocols.membership.passes import (
     read_notice_answer,
     revoked,
 )
-from ragtag.protocols.membership.types import Failed, Notice, Received, Status, Transmit
-from ragtag.protocols.membership.wire import Revoked, Seal
+from ragtag.protocols.membership.types import Failed, Notice, Received, Remarked, Status, Transmit
+from ragtag.protocols.membership.wire import Barred, Revoked, Seal
 from ragtag.simulation.worlds.members import KEY, Life, address_of, changes, name_of, remarks
 from tests.protocols.personal import DAY_S, SIGNING, UNIX_S, Persons, pass_for, seed
 
@@ -223,6 +224,35 @@ def test_one_whose_clock_is_late_is_put_out_by_the_others_clocks() -> None:
     assert alice.failed is not None and "has ended" in alice.failed, "once nobody else is left for it"
     assert "that member's clock is 7200 s ahead" in alice.failed
     assert world.agreed()
+
+
+def test_a_newcomer_whose_clock_is_late_does_not_end_a_peer_that_is_alone() -> None:
+    """It takes the founder's pass for one from the future. However often it comes, it is one against one."""
+    world = Persons(LINE)
+    first = world.person(0, (), shown=pass_for("holder", at_s=UNIX_S, ends_s=UNIX_S + 300 * DAY_S))
+    for process in (1, 2):
+        bob = world.person(1, (0,), "bob", clock_s=-2 * SKEW_S, deadline_s=60.0 * process, process=process)
+        world.run(60.0 * process + 0.1)
+        assert bob.failed is not None and "the clock of this machine is wrong" in bob.failed
+        assert first.failed is None
+    told = [seen.effect for seen in world.seen if seen.peer == 0 and isinstance(seen.effect, Remarked)]
+    (said,) = [remark.detail for remark in told if remark.what == "refused" and remark.name == name_of(0)]
+    assert "the clock of that member is behind" in said and "that member's clock is 600 s behind" in said
+    late = world.person(2, (0,))
+    world.run(world.now_s + 3.0)
+    assert world.live(0) == {0, 2} and late.machine.live() == (name_of(0), name_of(2)), "others still come in"
+
+
+@pytest.mark.parametrize("bar", [*Bar, 200])
+def test_words_without_proof_end_nobody_that_is_alone(bar: int) -> None:
+    world = Persons(LINE)
+    world.person(0, ())
+    world.run(1.0)
+    for epoch in range(70, 80):  # a process that was put out has the crew's key
+        word = Seal(KEY, epoch).seal(Barred(name_of(0), bar, UNIX_S), world.lives[0].machine.me.epoch)
+        world.tell(world.lives[0], Received(OUTSIDE, word))
+    world.run(world.now_s + 1.0)
+    assert world.lives[0].failed is None
 
 
 def test_a_member_with_a_wrong_clock_puts_out_nobody_but_in_its_own_view() -> None:

@@ -151,12 +151,12 @@ class Admission:
             self._refused_for_s = max(0.0, min(message.within_s, self._refused_for_s))
             self._refused_until_s = min(self._refused_until_s, self.core.now_s + self._refused_for_s)
 
-    def barred(self, source: Address, message: Barred) -> None:
+    def barred(self, source: Address, epoch: int, message: Barred) -> None:
         """A member says that this peer may not be in. Another one's clock may be right."""
         if message.name != self.core.me.name:
             return
         if self.entered or message.revocation:
-            self.persons.doubted(message)
+            self.persons.doubted(epoch, message)
         elif (at := without_stream(source)) in self._entries:
             self._barred[at] = self.persons.said(message)
             self._deadline_s = min(self._deadline_s, self.core.now_s + _OTHERS_S)
@@ -254,7 +254,7 @@ class Admission:
         elif isinstance(message, Refused):
             self.refused(opened, message)
         elif isinstance(message, Barred):
-            self.barred(source, message)
+            self.barred(source, epoch, message)
         elif isinstance(message, Revoked):  # it may overtake the page by which its sender gets known
             self.persons.take(message.told)
         elif isinstance(message, Introduce) and self.core.seal.knows_cookie(

@@ -6,7 +6,9 @@ other a few of those that it knows, in turn, in case one was lost; and a newcome
 
 Whom a member puts out is its own decision, and nothing that it tells others. So a member whose clock is wrong
 harms itself alone. A peer that is put out hears why from all that it still speaks to, with the revocation,
-which it checks, too: no member can talk another one out of the crew.
+which it checks, too: no member can talk another one out of the crew. What nothing proves (that a pass has
+ended, by another's clock) ends a peer only where it is alone, and two members or more have said so: of two
+clocks that differ nobody knows which is wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from ragtag.protocols.membership.wire import REVOCATIONS_EACH, Barred, Record, R
 _TOLD_TO_NEWCOMERS = 4
 """Datagrams of revocations for a newcomer. The others put out whom the rest names, and gossip brings it."""
 
+_OUTVOTED = 2
+"""So many members are right against this one."""
+
 
 class Persons:
     """One peer's part. passes: what it knows of persons; ``None``: its crew takes none."""
@@ -43,6 +48,7 @@ class Persons:
         self._core, self._view, self._prober, self.passes = core, view, prober, passes
         self._turn = 0
         self._refused = False  # by a member, with no proof
+        self._against: set[str] = set()  # members that have refused this peer since it is alone
         if passes is not None:
             view.may_be_in = self._may_be_in
 
@@ -75,7 +81,9 @@ class Persons:
         bar = bars.get(message.bar)
         mine = "" if self.passes is None else self.passes.mine.person
         text = (
-            "it does not say why; install the same Ragtag everywhere" if bar is None else said_of(bar, mine)
+            "it does not say why; install the same Ragtag everywhere"
+            if bar is None
+            else said_of(bar, mine, "of that member")
         )
         if bar in (Bar.EARLY, Bar.ENDED) and math.isfinite(message.unix_s):
             ahead_s = message.unix_s - self._core.unix_s
@@ -85,17 +93,27 @@ class Persons:
                 )
         return text
 
-    def doubted(self, message: Barred) -> None:
-        """A member refuses this peer. It believes what is proven; for the rest, that member may be wrong."""
+    def doubted(self, epoch: int, message: Barred) -> None:
+        """The process ``epoch`` refuses this peer. It believes what is proven; the other may be wrong."""
         if message.revocation:
             self.take([message.revocation])
         if self.passes is None or not self.is_good():
             return
-        if not self._view.live:  # by all that there were: nobody else is left for this peer
+        if message.bar in (Bar.EARLY, Bar.ENDED) and self.outvoted(epoch):
             self._fail(self.said(message))
         elif not self._refused:
             self._refused = True
             self._core.remark("refused", message.name, self.said(message))
+
+    def outvoted(self, epoch: int) -> bool:
+        """The process ``epoch`` refuses this peer, and proves nothing: whether nobody else is left for this
+        peer, and another member has refused it since.
+        """
+        if self._view.live:
+            self._against.clear()
+        elif len(self._against) < _OUTVOTED:
+            self._against |= {e.member.name for e in self._view.entries.values() if e.member.epoch == epoch}
+        return len(self._against) >= _OUTVOTED
 
     # -- Who is put out
 

@@ -614,6 +614,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_persons.py", "-k", "that_is_alone"),
     ),
     Sabotage(
+        "transfer: any round that a donor tells is asked for",
+        "src/ragtag/protocols/transfer/machine.py",
+        "    told = _in_step(now_s + asking_s, told)\n",
+        "",
+        ("tests/protocols/test_transfer.py", "-k", "far_round"),
+    ),
+    Sabotage(
+        "transfer: the first offer is taken while most donors owe theirs",
+        "src/ragtag/protocols/transfer/machine.py",
+        "        return max(owed_s, self._first_offer_s",
+        "        return max(0.0, self._first_offer_s",
+        ("tests/protocols/test_transfer.py", "-k", "one_offer_waits"),
+    ),
+    Sabotage(
         "sessions: a key of small order ends the thread of whoever sends to it",
         "src/ragtag/protocols/sealing/sessions.py",
         "                except HandshakeError:  # a member may tell any 32 bytes as its key\n",

@@ -628,6 +628,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_transfer.py", "-k", "one_offer_waits"),
     ),
     Sabotage(
+        "persons: one that was put out keeps its connection to a donor",
+        "src/ragtag/network/transfer/session.py",
+        "and now_s - self._proven_s >= _PROVEN_S:\n",
+        "and now_s < 0:\n",
+        ("tests/network/test_transfer.py", "-k", "put_out"),
+    ),
+    Sabotage(
         "sessions: a key of small order ends the thread of whoever sends to it",
         "src/ragtag/protocols/sealing/sessions.py",
         "                except HandshakeError:  # a member may tell any 32 bytes as its key\n",

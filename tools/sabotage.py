@@ -635,6 +635,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_transfer.py", "-k", "put_out"),
     ),
     Sabotage(
+        "transfer: a donor's pace counts from rounds of before a restart",
+        "src/ragtag/network/transfer/donor.py",
+        "        if new < self._looked_round:  #",
+        "        if new < -1:  #",
+        ("tests/network/test_transfer.py", "-k", "rounds_anew"),
+    ),
+    Sabotage(
+        "transfer: a snapshot of before a restart is given to newcomers",
+        "src/ragtag/protocols/transfer/snapshots.py",
+        "            self.round = -1\n            self._snapshots.clear()\n",
+        "            self.round = -1\n",
+        ("tests/protocols/test_transfer_shelf.py", "-k", "begin_anew"),
+    ),
+    Sabotage(
         "sessions: a key of small order ends the thread of whoever sends to it",
         "src/ragtag/protocols/sealing/sessions.py",
         "                except HandshakeError:  # a member may tell any 32 bytes as its key\n",

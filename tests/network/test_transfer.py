@@ -410,6 +410,18 @@ def test_a_donor_uses_no_more_of_a_core_than_it_may() -> None:
         assert server.used_s <= 0.1 * fetched.took_s + 0.001 + 0.02
 
 
+def test_a_donor_times_rounds_anew_where_they_begin_anew() -> None:
+    shelf = Shelf(threading.Lock())
+    server = DonorServer(KEY, shelf)
+    told: list[float] = []
+    for at_s, round_ in ((100.0, 0), (102.0, 20), (110.0, -1), (111.0, 0), (171.0, 1), (231.0, 2)):
+        shelf.wanted(round_)
+        server._clock(at_s)
+        told.append(server._round_s)
+    server.close()
+    assert told == pytest.approx([0.0, 0.1, 0.0, 0.0, 60.0, 60.0])
+
+
 def test_blobs_of_donors_differ() -> None:
     assert blob_of(0, 1, 100) != blob_of(1, 1, 100) != blob_of(1, 2, 100)
 

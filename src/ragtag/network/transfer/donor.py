@@ -208,7 +208,9 @@ class DonorServer:
             self._sweep_s = now_s + _LOOK_S
             self._shelf.sweep(self.limits.keep_s)
         new = self._shelf.round
-        if new > self._looked_round and now_s - self._looked_s >= _LOOK_S:
+        if new < self._looked_round:  # rounds are counted anew
+            self._looked_s, self._looked_round, self._round_s = now_s, new, 0.0
+        elif new > self._looked_round and now_s - self._looked_s >= _LOOK_S:
             if self._looked_round >= 0:
                 self._round_s = (now_s - self._looked_s) / (new - self._looked_round)
             self._looked_s, self._looked_round = now_s, new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -420,6 +421,31 @@ def test_a_donor_times_rounds_anew_where_they_begin_anew() -> None:
         told.append(server._round_s)
     server.close()
     assert told == pytest.approx([0.0, 0.1, 0.0, 0.0, 60.0, 60.0])
+
+
+def test_a_connection_that_was_reset_before_it_is_served_does_not_end_the_donor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """macOS lets no option be set on such a socket (EINVAL)."""
+
+    class Reset(socket.socket):
+        def setsockopt(self, *args: object) -> None:  # type: ignore[override]
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, object]:
+        fd, address = listener._accept()  # type: ignore[attr-defined]
+        return Reset(fileno=fd), address
+
+    server = DonorServer(KEY, Shelf(threading.Lock()))
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    server.start()
+    try:
+        with socket.create_connection(server.address, PATIENCE_S) as newcomer:
+            until(lambda: server.failure is not None or server.n_connections == 1, "it is taken")
+            assert server.failure is None
+            assert newcomer.recv(1), "its greeting"
+    finally:
+        server.close()
 
 
 def test_blobs_of_donors_differ() -> None:

@@ -233,8 +233,9 @@ class DonorServer:
         if len(strangers) >= self.limits.strangers_max:
             self._drop(min(strangers, key=lambda s: s.began_s), "gave way to another stranger")
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # macOS: it was reset already, and reading it says so
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sessions[sock] = self._session(sock)
 
     def _session(self, sock: socket.socket) -> DonorSession:

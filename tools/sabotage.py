@@ -656,6 +656,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_transfer.py", "-k", "that_was_reset"),
     ),
     Sabotage(
+        "invitations: one without any key uses up what is for those that have one",
+        "src/ragtag/protocols/membership/entry.py",
+        "        return self._anybody.take(self.core.now_s)\n",
+        "        return self._strangers.take(self.core.now_s)\n",
+        ("tests/protocols/test_persons.py", "-k", "without_any_key"),
+    ),
+    Sabotage(
+        "notices: one without any key uses up what is for those that have one",
+        "src/ragtag/protocols/membership/machine.py",
+        "            if notice is not None and self._admission.hears_strangers():\n",
+        "            if self._admission.hears_strangers() and notice is not None:\n",
+        ("tests/protocols/test_persons.py", "-k", "without_any_key"),
+    ),
+    Sabotage(
         "sessions: a key of small order ends the thread of whoever sends to it",
         "src/ragtag/protocols/sealing/sessions.py",
         "                except HandshakeError:  # a member may tell any 32 bytes as its key\n",

@@ -11,6 +11,13 @@ import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss, Partition, Window
 from ragtag.protocols.membership import passes as passes_module
+from ragtag.protocols.membership.invitation import (
+    ANSWER_BYTES,
+    Said,
+    ask,
+    invitation_key,
+    read_answer,
+)
 from ragtag.protocols.membership.passes import (
     SKEW_S,
     Bar,
@@ -27,7 +34,16 @@ from ragtag.protocols.membership.passes import (
     revoked,
 )
 from ragtag.protocols.membership.types import Failed, Notice, Received, Remarked, Status, Transmit
-from ragtag.protocols.membership.wire import Barred, Revoked, Seal
+from ragtag.protocols.membership.whereabouts import where_am_i
+from ragtag.protocols.membership.wire import (
+    CHALLENGE_BYTES,
+    HEADER_BYTES,
+    Barred,
+    Introduce,
+    Record,
+    Revoked,
+    Seal,
+)
 from ragtag.simulation.worlds.members import KEY, Life, address_of, changes, name_of, remarks
 from tests.protocols.personal import DAY_S, SIGNING, UNIX_S, Persons, pass_for, seed
 
@@ -392,6 +408,39 @@ def test_a_flood_of_what_is_not_signed_costs_one_signature_a_datagram(
         )
     world.run(world.now_s + 0.01)
     assert 40 <= checked <= 50
+
+
+def test_a_flood_without_any_key_keeps_nobody_out() -> None:
+    """Not a newcomer, nor a revocation; and its answers are few, and no longer than what came."""
+    world = crew(3)
+    life = world.lives[0]
+    machine = life.machine
+    answers: list[bytes | None] = []
+    world.on_step = lambda life, event, effects: answers.extend(
+        e.data for e in effects if isinstance(e, Transmit) and e.dest == OUTSIDE
+    )
+    other = Seal(bytes(32), 77)
+    elsewhere = other.seal(Introduce(Record("x", 77, 0, 0, "10.9.9.9", 9, bytes(64))), 0)
+    for _ in range(400):
+        answers.append(machine.invite(ask(bytes(32), NONCE, 0, NONCE), UNIX_S))
+        assert machine.whereabouts(where_am_i(bytes(32), NONCE), OUTSIDE) is None
+        world.tell(life, Notice(OUTSIDE, notice(bytes(32), revoked(SIGNING, "a", 1), NONCE)))
+        world.tell(life, Received(OUTSIDE, elsewhere))
+        world.tell(life, Received(OUTSIDE, elsewhere[: HEADER_BYTES + 1]))
+    world.run(world.now_s + 1e-4)
+    told = [data for data in answers if data is not None]
+    assert 100 <= len(told) <= 201 and {len(data) for data in told} == {ANSWER_BYTES, CHALLENGE_BYTES}
+    assert len(elsewhere) >= CHALLENGE_BYTES
+
+    key = invitation_key(KEY, NONCE, 0)
+    told_key = machine.invite(ask(key, NONCE, 0, NONCE), UNIX_S)
+    assert told_key is not None and read_answer(key, NONCE, told_key) == (Said.WELCOME, KEY)
+    assert machine.whereabouts(where_am_i(KEY, NONCE), OUTSIDE) is not None
+    world.on_step = lambda life, event, effects: None
+    assert told_revoked(world, 0, revoked(SIGNING, "alice", int(1e6 * UNIX_S))) is Took.YES
+    late = world.person(3, (0,))
+    world.run(world.now_s + 0.2)
+    assert late.entered_s is not None
 
 
 def test_an_answer_to_a_notice_is_as_long_as_it() -> None:

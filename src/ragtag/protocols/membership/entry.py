@@ -25,6 +25,7 @@ from ragtag.protocols.membership.row import Entry
 from ragtag.protocols.membership.types import Address, Entered, Failed, Join, Status
 from ragtag.protocols.membership.view import View
 from ragtag.protocols.membership.wire import (
+    CHALLENGE_BYTES,
     Barred,
     Challenge,
     Introduce,
@@ -64,6 +65,7 @@ class Admission:
         self._pulled_from = ""
         self._pulls = 0
         self._strangers = Allowance(core.limits.datagrams_per_s_max)
+        self._anybody = Allowance(core.limits.datagrams_per_s_max)
 
     # -- As a newcomer
 
@@ -241,8 +243,15 @@ class Admission:
     # -- As a member
 
     def hears_strangers(self) -> bool:
-        """Whether one more datagram of a stranger may be taken now."""
+        """Whether one more datagram of a stranger may be taken now, which has proved to be the crew's."""
         return self._strangers.take(self.core.now_s)
+
+    def answers_anybody(self) -> bool:
+        """Whether one more datagram that nothing vouches for may be answered now.
+
+        Those have an allowance of their own: who has no key at all keeps nobody out that has one.
+        """
+        return self._anybody.take(self.core.now_s)
 
     def stranger(self, source: Address, opened: Opened) -> None:
         """A datagram of an unknown process: take only messages that make it known."""
@@ -265,9 +274,12 @@ class Admission:
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def lost(self, source: Address, data: bytes) -> None:
-        """Answer a peer with another crew's token: it cannot read the answer, but sees which crew's it is."""
+        """Answer a peer with another crew's token: it cannot read the answer, but sees which crew's it is.
+
+        The answer is no longer than what came, as the address may be forged. Introductions are longer.
+        """
         epoch = self.core.seal.stray(data)
-        if epoch is not None and self._strangers.take(self.core.now_s):
+        if epoch is not None and len(data) >= CHALLENGE_BYTES and self.answers_anybody():
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def _admit(self, source: Address, epoch: int, message: Introduce) -> None:

@@ -20,10 +20,10 @@ from ragtag.protocols.membership.core import Core
 from ragtag.protocols.membership.passes import (
     Bar,
     Passes,
+    Revocation,
     Took,
     encoded,
     notice_answer,
-    read_notice,
     read_revocation,
     said_of,
 )
@@ -182,12 +182,8 @@ class Persons:
         for at in range(0, len(void), REVOCATIONS_EACH):
             self._tell([entry.member.name], [encoded(each) for each in void[at:]])
 
-    def noticed(self, source: Address, data: bytes) -> None:
+    def noticed(self, source: Address, nonce: bytes, told: Revocation) -> None:
         """A notice came, perhaps from the holder of the crew's signing key: take it, and answer."""
-        read = read_notice(self._core.me.key, data)
-        if read is None:
-            return
-        nonce, told = read
         took = Took.NO_PERSONS
         if self.passes is not None:
             self.take([encoded(told)])

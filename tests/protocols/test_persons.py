@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -33,14 +34,18 @@ from ragtag.protocols.membership.passes import (
     read_notice_answer,
     revoked,
 )
+from ragtag.protocols.membership.roster import decode_card, encode_card
 from ragtag.protocols.membership.types import Failed, Notice, Received, Remarked, Status, Transmit
 from ragtag.protocols.membership.whereabouts import where_am_i
 from ragtag.protocols.membership.wire import (
     CHALLENGE_BYTES,
     HEADER_BYTES,
     Barred,
+    Gossip,
     Introduce,
+    Message,
     Record,
+    Refused,
     Revoked,
     Seal,
 )
@@ -375,6 +380,76 @@ def test_a_revocation_reaches_all_in_some_hops_and_a_newcomer_as_it_is_let_in() 
         world.run(world.now_s + 0.01)
     world.run(world.now_s + 0.02)
     assert knows(world, 24) == ["alice"]
+
+
+# -- Names
+
+
+def test_words_without_proof_about_a_name_end_nobody() -> None:
+    """One that was put out has the crew's key, and can say what it likes, under any process's number."""
+    world = crew(3)
+    victim = world.lives[1].machine
+    me = victim.me
+    card = decode_card(me.metadata)
+    assert card is not None
+    mallory = pass_for("mallory", at_s=UNIX_S - 60)
+    signed = proof_of(mallory, seed("mallory"), me.name, 66, card.key)
+    of_mallory = encode_card(msgspec.structs.replace(card, epoch=66, proof=signed))
+    later = 1 << 60
+    records = [
+        Record(me.name, epoch, 1 << 20, 0, "10.9.9.9", 9, metadata)
+        for epoch, metadata in (
+            (later, b""),
+            (later, me.metadata),
+            (later, of_mallory),
+            (me.epoch, of_mallory),
+        )
+    ]
+    for to, by in ((0, 2), (1, 0), (2, 0)):
+        forged = Seal(KEY, world.lives[by].machine.me.epoch)
+        forged._number = world.lives[by].machine._core.seal._number + 1000
+        told: list[Message] = [Gossip(name_of(by), [record]) for record in records]
+        for message in (Refused(me.name, later, *OUTSIDE, 0.0), *told):
+            data = forged.seal(message, world.lives[to].machine.me.epoch)
+            world.tell(world.lives[to], Received(OUTSIDE, data))
+    world.run(world.now_s + 1.0)
+    assert victim.me.epoch == me.epoch and world.lives[1].failed is None
+    for observer in (0, 2):
+        known = world.lives[observer].machine.members()[me.name]
+        assert (known.epoch, known.metadata) == (me.epoch, me.metadata)
+        assert world.lives[observer].machine.counts["made up"] > 0
+    world.run(world.now_s + 10.0)
+    assert world.agreed() and world.live(0) == {0, 1, 2}
+
+
+def test_a_name_that_lives_is_its_persons_and_a_dead_ones_is_free() -> None:
+    world = crew(4)
+    world.person(4, (0,), "alice", name="otter")
+    world.run(world.now_s + 2.0)
+    thief = world.person(5, (1,), "bob", name="otter", deadline_s=world.now_s + 20.0)
+    world.run(world.now_s + 21.0)
+    assert thief.failed is not None and "two peers are called 'otter'" in thief.failed
+    world.crash(4)
+    world.person(4, (0,), "bob", name="otter", process=900)  # another person, at the same address
+    world.person(4, (0,), "alice", name="otter", process=901)
+    world.run(world.now_s + 2.0)
+    assert world.lives[-1].entered_s is not None, "a restart is let in at once"
+    world.crash(4)
+    world.run(world.now_s + 20.0)
+    heir = world.person(5, (1,), "bob", name="otter")
+    world.run(world.now_s + 5.0)
+    assert heir.entered_s is not None and heir.failed is None and world.agreed()
+
+
+def test_of_two_processes_of_a_person_that_enter_at_once_by_different_doors_the_later_stays() -> None:
+    part = Partition(frozenset({0, 1, 4}), Window(5.0, 6.0))
+    world = crew(4, replace(LINE, partitions=(part,)))
+    first = world.person(4, (0,), "alice", name="twin")
+    world.run(world.now_s + 0.1)
+    second = world.person(5, (2,), "alice", name="twin")
+    world.run(world.now_s + 60.0)
+    assert first.failed is not None and "another peer is called 'twin'" in first.failed
+    assert second.failed is None and world.agreed()
 
 
 # -- What it costs

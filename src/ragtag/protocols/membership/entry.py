@@ -137,7 +137,8 @@ class Admission:
         if message.name != self.core.me.name or said in self._refusals:
             return
         if self.entered:
-            self.view.outlived(message.epoch, (message.host, message.port))
+            if self.persons.passes is None or self.persons.outvoted(opened.source_epoch):
+                self.view.outlived(message.epoch, (message.host, message.port))
             return
         self._refusals.add(said)
         if self._refused is None:
@@ -297,7 +298,8 @@ class Admission:
         entry = self.view.entries.get(record.name)
         if entry is not None and entry.member.status < Status.DEAD and entry.member.epoch != epoch:
             moved = entry.member.address != (record.host, record.port)
-            holder = entry.member if moved or epoch < entry.member.epoch else None
+            heir = epoch > entry.member.epoch and self.view.may_be_in(record, entry.member)
+            holder = entry.member if moved or not heir else None
         if holder is not None:
             self.core.remark("refused", record.name, f"the name is taken by {holder.address[0]}")
             within_s = 10 * self.prober.period_s + 4 * self.prober.default_rto_s

@@ -30,7 +30,7 @@ from ragtag.protocols.membership.passes import (
 from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.roster import decode_card
 from ragtag.protocols.membership.row import Entry
-from ragtag.protocols.membership.types import Address, Failed, Status
+from ragtag.protocols.membership.types import Address, Failed, Member, Status
 from ragtag.protocols.membership.view import View
 from ragtag.protocols.membership.wire import REVOCATIONS_EACH, Barred, Record, Revoked, record_of
 
@@ -63,12 +63,29 @@ class Persons:
             return Bar.NO_PASS, ""
         return self.passes.why_not(record.name, card.epoch, card.key, card.proof, self._core.unix_s)
 
-    def _may_be_in(self, record: Record) -> bool:
+    def _may_be_in(self, record: Record, known: Member | None) -> bool:
         found = self.why_not(record)
-        if found is None:
+        if found is not None:
+            self._core.remark("barred", record.name, said_of(*found))
+        elif known is not None and not self._may_replace(record, known):
+            self._core.remark("made up", record.name, "another person's, or not of the process that it names")
+        else:
             return True
-        self._core.remark("barred", record.name, said_of(*found))
         return False
+
+    def _may_replace(self, record: Record, known: Member) -> bool:
+        """Whether a record whose proof is good may take the place of what is known of its name.
+
+        Others can tell a process's card in a record that it has not made, and sign a card of their own for
+        any name. So a name that lives is its person's, and a process has one epoch. What shows this
+        process's own proof is no other process.
+        """
+        card, before = decode_card(record.metadata), decode_card(known.metadata)
+        if card is None or before is None:
+            return True
+        if card.proof == before.proof:
+            return record.epoch == known.epoch and record.name != self._view.mine.name
+        return known.status >= Status.DEAD or card.person == before.person
 
     def barred(self, name: str, bar: Bar, person: str) -> Barred:
         """What to tell a process that may not be in."""

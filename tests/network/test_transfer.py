@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -17,12 +19,23 @@ from pathlib import Path
 import pytest
 
 from ragtag.network.link.udp import PortInUse
+from ragtag.network.transfer.budget import LinkBudget
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.network.transfer.fetch import Donor, Line, fetch_state
-from ragtag.network.transfer.session import DonorLimits, DonorSession
-from ragtag.protocols.transfer.frame import Chunk
+from ragtag.network.transfer.session import Closed, DonorLimits, DonorSession
+from ragtag.protocols.sealing.noise import KeyPair
+from ragtag.protocols.sealing.sessions import AES
+from ragtag.protocols.transfer.frame import Chunk, FrameSeal
 from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.types import Came, Fetched, TransferError, chunk_bytes_for
+from ragtag.protocols.transfer.wire import (
+    GREETING_BYTES,
+    VERDICT_BYTES,
+    FrameKeys,
+    NewcomerEnd,
+    Want,
+    Wanted,
+)
 from tests.network.transferring import (
     KEY,
     PATIENCE_S,
@@ -303,6 +316,63 @@ def test_one_that_catches_up_itself_does_no_harm() -> None:
     assert list(fetched.given) == ["peer-1"]
 
 
+class Revocable:
+    """All have the same proof, until it is good no more."""
+
+    good = True
+
+    def prove(self, what: bytes) -> bytes:
+        return b"alice"
+
+    def proven(self, what: bytes, proof: bytes) -> bool:
+        return self.good and len(what) > 32 and proof == b"alice"
+
+
+def served(persons: Revocable) -> tuple[DonorSession, Shelf, socket.socket, FrameSeal]:
+    """A donor's end of a connection to a newcomer that has proved its person at 0 s, and the newcomer's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        newcomer = socket.create_connection(listener.getsockname(), PATIENCE_S)
+        sock = listener.accept()[0]
+    sock.setblocking(False)
+    shelf = Shelf(threading.Lock())
+    donor = DonorSession(sock, KEY, shelf, DonorLimits(link_share=1.0), LinkBudget(1.0), 0.0, persons)
+    donor.write(0.0)
+    hello = NewcomerEnd(
+        KEY, newcomer.recv(GREETING_BYTES, socket.MSG_WAITALL), AES, KeyPair(b"N" * 32), persons
+    )
+    newcomer.sendall(hello.data)
+    until(lambda: donor.member or donor.read(0.0, 0.1, room=True) is not None, "it is let in")
+    donor.write(0.0)
+    keys = hello.judged(newcomer.recv(VERDICT_BYTES, socket.MSG_WAITALL))
+    assert isinstance(keys, FrameKeys)
+    return donor, shelf, newcomer, FrameSeal(keys)
+
+
+def heard(donor: DonorSession, newcomer: socket.socket, data: bytes, now_s: float) -> None:
+    """The newcomer says something, and the donor takes it."""
+    newcomer.sendall(data)
+    assert select.select([donor.sock], [], [], PATIENCE_S)[0]
+    donor.read(now_s, 0.1, room=True)
+
+
+def test_one_that_was_put_out_is_given_nothing_more_over_an_open_connection() -> None:
+    persons = Revocable()
+    donor, shelf, newcomer, seal = served(persons)
+    with donor.sock, newcomer:
+        heard(donor, newcomer, seal.seal(Wanted(3)), 0.1)
+        shelf.put(3, 30, SCHEMA, 1, bytes(SIZE))
+        donor.look(0.2)
+        heard(donor, newcomer, b"".join(seal.seal(Want(1, index)) for index in range(8)), 0.2)
+        donor.write(0.3)
+        donor.write(5.0)
+        persons.good = False
+        donor.write(5.9)
+        with pytest.raises(Closed, match="its person may not be in the crew any more"):
+            donor.write(6.0)
+        with pytest.raises(Closed, match="its person may not be in the crew any more"):
+            heard(donor, newcomer, seal.seal(Wanted(4)), 6.1)
+
+
 def test_training_that_stands_still_is_told() -> None:
     with training(Trainer(0, 1000, round_s=PATIENCE_S)) as trainers:
         trainers[0]._stop.set()
@@ -339,6 +409,43 @@ def test_a_donor_uses_no_more_of_a_core_than_it_may() -> None:
         check(fetched, trainers, size)
         # what one turn uses may overdraw the budget, and is paid back before the next: hence the slack
         assert server.used_s <= 0.1 * fetched.took_s + 0.001 + 0.02
+
+
+def test_a_donor_times_rounds_anew_where_they_begin_anew() -> None:
+    shelf = Shelf(threading.Lock())
+    server = DonorServer(KEY, shelf)
+    told: list[float] = []
+    for at_s, round_ in ((100.0, 0), (102.0, 20), (110.0, -1), (111.0, 0), (171.0, 1), (231.0, 2)):
+        shelf.wanted(round_)
+        server._clock(at_s)
+        told.append(server._round_s)
+    server.close()
+    assert told == pytest.approx([0.0, 0.1, 0.0, 0.0, 60.0, 60.0])
+
+
+def test_a_connection_that_was_reset_before_it_is_served_does_not_end_the_donor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """macOS lets no option be set on such a socket (EINVAL)."""
+
+    class Reset(socket.socket):
+        def setsockopt(self, *args: object) -> None:  # type: ignore[override]
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, object]:
+        fd, address = listener._accept()  # type: ignore[attr-defined]
+        return Reset(fileno=fd), address
+
+    server = DonorServer(KEY, Shelf(threading.Lock()))
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    server.start()
+    try:
+        with socket.create_connection(server.address, PATIENCE_S) as newcomer:
+            until(lambda: server.failure is not None or server.n_connections == 1, "it is taken")
+            assert server.failure is None
+            assert newcomer.recv(1), "its greeting"
+    finally:
+        server.close()
 
 
 def test_blobs_of_donors_differ() -> None:

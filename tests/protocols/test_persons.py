@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,8 +12,16 @@ import pytest
 
 from ragtag.core.faults import Crash, Faults, Loss, Partition, Window
 from ragtag.protocols.membership import passes as passes_module
+from ragtag.protocols.membership.invitation import (
+    ANSWER_BYTES,
+    Said,
+    ask,
+    invitation_key,
+    read_answer,
+)
 from ragtag.protocols.membership.passes import (
     SKEW_S,
+    Bar,
     Pass,
     Passes,
     Revocation,
@@ -25,8 +34,21 @@ from ragtag.protocols.membership.passes import (
     read_notice_answer,
     revoked,
 )
-from ragtag.protocols.membership.types import Failed, Notice, Received, Status, Transmit
-from ragtag.protocols.membership.wire import Revoked, Seal
+from ragtag.protocols.membership.roster import decode_card, encode_card
+from ragtag.protocols.membership.types import Failed, Notice, Received, Remarked, Status, Transmit
+from ragtag.protocols.membership.whereabouts import where_am_i
+from ragtag.protocols.membership.wire import (
+    CHALLENGE_BYTES,
+    HEADER_BYTES,
+    Barred,
+    Gossip,
+    Introduce,
+    Message,
+    Record,
+    Refused,
+    Revoked,
+    Seal,
+)
 from ragtag.simulation.worlds.members import KEY, Life, address_of, changes, name_of, remarks
 from tests.protocols.personal import DAY_S, SIGNING, UNIX_S, Persons, pass_for, seed
 
@@ -225,6 +247,35 @@ def test_one_whose_clock_is_late_is_put_out_by_the_others_clocks() -> None:
     assert world.agreed()
 
 
+def test_a_newcomer_whose_clock_is_late_does_not_end_a_peer_that_is_alone() -> None:
+    """It takes the founder's pass for one from the future. However often it comes, it is one against one."""
+    world = Persons(LINE)
+    first = world.person(0, (), shown=pass_for("holder", at_s=UNIX_S, ends_s=UNIX_S + 300 * DAY_S))
+    for process in (1, 2):
+        bob = world.person(1, (0,), "bob", clock_s=-2 * SKEW_S, deadline_s=60.0 * process, process=process)
+        world.run(60.0 * process + 0.1)
+        assert bob.failed is not None and "the clock of this machine is wrong" in bob.failed
+        assert first.failed is None
+    told = [seen.effect for seen in world.seen if seen.peer == 0 and isinstance(seen.effect, Remarked)]
+    (said,) = [remark.detail for remark in told if remark.what == "refused" and remark.name == name_of(0)]
+    assert "the clock of that member is behind" in said and "that member's clock is 600 s behind" in said
+    late = world.person(2, (0,))
+    world.run(world.now_s + 3.0)
+    assert world.live(0) == {0, 2} and late.machine.live() == (name_of(0), name_of(2)), "others still come in"
+
+
+@pytest.mark.parametrize("bar", [*Bar, 200])
+def test_words_without_proof_end_nobody_that_is_alone(bar: int) -> None:
+    world = Persons(LINE)
+    world.person(0, ())
+    world.run(1.0)
+    for epoch in range(70, 80):  # a process that was put out has the crew's key
+        word = Seal(KEY, epoch).seal(Barred(name_of(0), bar, UNIX_S), world.lives[0].machine.me.epoch)
+        world.tell(world.lives[0], Received(OUTSIDE, word))
+    world.run(world.now_s + 1.0)
+    assert world.lives[0].failed is None
+
+
 def test_a_member_with_a_wrong_clock_puts_out_nobody_but_in_its_own_view() -> None:
     world = crew(5)
     world.person(5, (0,), clock_s=400.0 * DAY_S)
@@ -331,6 +382,76 @@ def test_a_revocation_reaches_all_in_some_hops_and_a_newcomer_as_it_is_let_in() 
     assert knows(world, 24) == ["alice"]
 
 
+# -- Names
+
+
+def test_words_without_proof_about_a_name_end_nobody() -> None:
+    """One that was put out has the crew's key, and can say what it likes, under any process's number."""
+    world = crew(3)
+    victim = world.lives[1].machine
+    me = victim.me
+    card = decode_card(me.metadata)
+    assert card is not None
+    mallory = pass_for("mallory", at_s=UNIX_S - 60)
+    signed = proof_of(mallory, seed("mallory"), me.name, 66, card.key)
+    of_mallory = encode_card(msgspec.structs.replace(card, epoch=66, proof=signed))
+    later = 1 << 60
+    records = [
+        Record(me.name, epoch, 1 << 20, 0, "10.9.9.9", 9, metadata)
+        for epoch, metadata in (
+            (later, b""),
+            (later, me.metadata),
+            (later, of_mallory),
+            (me.epoch, of_mallory),
+        )
+    ]
+    for to, by in ((0, 2), (1, 0), (2, 0)):
+        forged = Seal(KEY, world.lives[by].machine.me.epoch)
+        forged._number = world.lives[by].machine._core.seal._number + 1000
+        told: list[Message] = [Gossip(name_of(by), [record]) for record in records]
+        for message in (Refused(me.name, later, *OUTSIDE, 0.0), *told):
+            data = forged.seal(message, world.lives[to].machine.me.epoch)
+            world.tell(world.lives[to], Received(OUTSIDE, data))
+    world.run(world.now_s + 1.0)
+    assert victim.me.epoch == me.epoch and world.lives[1].failed is None
+    for observer in (0, 2):
+        known = world.lives[observer].machine.members()[me.name]
+        assert (known.epoch, known.metadata) == (me.epoch, me.metadata)
+        assert world.lives[observer].machine.counts["made up"] > 0
+    world.run(world.now_s + 10.0)
+    assert world.agreed() and world.live(0) == {0, 1, 2}
+
+
+def test_a_name_that_lives_is_its_persons_and_a_dead_ones_is_free() -> None:
+    world = crew(4)
+    world.person(4, (0,), "alice", name="otter")
+    world.run(world.now_s + 2.0)
+    thief = world.person(5, (1,), "bob", name="otter", deadline_s=world.now_s + 20.0)
+    world.run(world.now_s + 21.0)
+    assert thief.failed is not None and "two peers are called 'otter'" in thief.failed
+    world.crash(4)
+    world.person(4, (0,), "bob", name="otter", process=900)  # another person, at the same address
+    world.person(4, (0,), "alice", name="otter", process=901)
+    world.run(world.now_s + 2.0)
+    assert world.lives[-1].entered_s is not None, "a restart is let in at once"
+    world.crash(4)
+    world.run(world.now_s + 20.0)
+    heir = world.person(5, (1,), "bob", name="otter")
+    world.run(world.now_s + 5.0)
+    assert heir.entered_s is not None and heir.failed is None and world.agreed()
+
+
+def test_of_two_processes_of_a_person_that_enter_at_once_by_different_doors_the_later_stays() -> None:
+    part = Partition(frozenset({0, 1, 4}), Window(5.0, 6.0))
+    world = crew(4, replace(LINE, partitions=(part,)))
+    first = world.person(4, (0,), "alice", name="twin")
+    world.run(world.now_s + 0.1)
+    second = world.person(5, (2,), "alice", name="twin")
+    world.run(world.now_s + 60.0)
+    assert first.failed is not None and "another peer is called 'twin'" in first.failed
+    assert second.failed is None and world.agreed()
+
+
 # -- What it costs
 
 
@@ -362,6 +483,39 @@ def test_a_flood_of_what_is_not_signed_costs_one_signature_a_datagram(
         )
     world.run(world.now_s + 0.01)
     assert 40 <= checked <= 50
+
+
+def test_a_flood_without_any_key_keeps_nobody_out() -> None:
+    """Not a newcomer, nor a revocation; and its answers are few, and no longer than what came."""
+    world = crew(3)
+    life = world.lives[0]
+    machine = life.machine
+    answers: list[bytes | None] = []
+    world.on_step = lambda life, event, effects: answers.extend(
+        e.data for e in effects if isinstance(e, Transmit) and e.dest == OUTSIDE
+    )
+    other = Seal(bytes(32), 77)
+    elsewhere = other.seal(Introduce(Record("x", 77, 0, 0, "10.9.9.9", 9, bytes(64))), 0)
+    for _ in range(400):
+        answers.append(machine.invite(ask(bytes(32), NONCE, 0, NONCE), UNIX_S))
+        assert machine.whereabouts(where_am_i(bytes(32), NONCE), OUTSIDE) is None
+        world.tell(life, Notice(OUTSIDE, notice(bytes(32), revoked(SIGNING, "a", 1), NONCE)))
+        world.tell(life, Received(OUTSIDE, elsewhere))
+        world.tell(life, Received(OUTSIDE, elsewhere[: HEADER_BYTES + 1]))
+    world.run(world.now_s + 1e-4)
+    told = [data for data in answers if data is not None]
+    assert 100 <= len(told) <= 201 and {len(data) for data in told} == {ANSWER_BYTES, CHALLENGE_BYTES}
+    assert len(elsewhere) >= CHALLENGE_BYTES
+
+    key = invitation_key(KEY, NONCE, 0)
+    told_key = machine.invite(ask(key, NONCE, 0, NONCE), UNIX_S)
+    assert told_key is not None and read_answer(key, NONCE, told_key) == (Said.WELCOME, KEY)
+    assert machine.whereabouts(where_am_i(KEY, NONCE), OUTSIDE) is not None
+    world.on_step = lambda life, event, effects: None
+    assert told_revoked(world, 0, revoked(SIGNING, "alice", int(1e6 * UNIX_S))) is Took.YES
+    late = world.person(3, (0,))
+    world.run(world.now_s + 0.2)
+    assert late.entered_s is not None
 
 
 def test_an_answer_to_a_notice_is_as_long_as_it() -> None:

@@ -261,6 +261,52 @@ def test_chunks_of_two_replicas_are_told() -> None:
     assert outcome.mixed and len(outcome.rounds) == 1 and set(outcome.given) == set(crew)
 
 
+LIAR_S = 1e-3
+"""How soon a donor answers that says what it likes."""
+
+
+def asked_of(n_true: int, pace_s: float) -> tuple[Transfer, set[int]]:
+    """A fetch of 60 s from donors of round 10 and one that tells 2**40; and the rounds asked for."""
+    names = [f"true {i}" for i in range(n_true)]
+    machine = Transfer([*names, "liar"], Need(1))
+    machine.step(0.0, Start(60.0))
+    machine.step(LIAR_S, Told("liar", 1 << 40, 1e-9))
+    effects = [effect for name in names for effect in machine.step(0.01, Told(name, 10, pace_s))]
+    return machine, {effect.round for effect in effects if isinstance(effect, Ask)}
+
+
+@pytest.mark.parametrize("n_true", [1, 2, 3])
+def test_one_that_tells_a_far_round_does_not_decide_which_is_asked_for(n_true: int) -> None:
+    assert asked_of(n_true, 1.0)[1] == {11}
+
+
+def fetches_from(machine: Transfer, at_s: list[float]) -> list[tuple[float, str]]:
+    """When it begins to ask for chunks, and of whom, as time passes."""
+    return [
+        (now_s, effect.donor)
+        for now_s in at_s
+        for effect in machine.step(now_s, Expired())
+        if isinstance(effect, Fetch)
+    ]
+
+
+@pytest.mark.parametrize(("pace_s", "until_s"), [(1.0, 8.02), (0.0, 30.0), (50.0, 30.0)])
+def test_one_offer_waits_for_most_donors_as_long_as_their_pace_explains(
+    pace_s: float, until_s: float
+) -> None:
+    far = Offer(1 << 40, 70, 1, 1, 10 * CHUNK, CHUNK)
+    machine, _ = asked_of(3, pace_s)
+    machine.step(0.02, Offered("liar", far))
+    assert not fetches_from(machine, [0.1, 1.0, until_s - 0.1])
+    assert fetches_from(machine, [until_s])[0] == (until_s, "liar"), "better than none"
+
+    machine, (asked,) = asked_of(3, pace_s)
+    machine.step(0.02, Offered("liar", far))
+    true = Offer(asked, 70, 1, 1, 10 * CHUNK, CHUNK)
+    effects = machine.step(1.0, Offered("true 0", true)) + machine.step(1.1, Offered("true 1", true))
+    assert {effect.donor for effect in effects if isinstance(effect, Fetch)} == {"true 0", "true 1"}
+
+
 def test_the_state_of_another_layout_is_not_mixed_in() -> None:
     crew = {"ann": SimulatedDonor(1e6), "bob": SimulatedDonor(1e6), "odd": SimulatedDonor(1e6, layout_hash=2)}
     outcome = finished(world(crew).run(60.0)).outcome

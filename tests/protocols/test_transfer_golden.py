@@ -62,7 +62,7 @@ CASES = [
             "bob": SimulatedDonor(10 * MB),
             "cleo": SimulatedDonor(10 * MB, round=40),
         },
-        "Cleo is 40 rounds ahead of ann and bob: her round is asked for, and the others come too late.",
+        "Cleo says that she is 40 rounds ahead of ann and bob: theirs is asked for, and they give.",
     ),
     (
         "one_left_of_another_round",

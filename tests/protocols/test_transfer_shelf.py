@@ -55,6 +55,22 @@ def test_after_the_last_round_its_snapshot_is_for_all_whatever_they_asked_for() 
     assert not shelf.wanted(7), "nobody waits any more"
 
 
+def test_where_rounds_begin_anew_nobody_waits_for_a_round_of_before() -> None:
+    """Nor is anybody given a snapshot of such a round: a newcomer would wait for the round after it."""
+    shelf = Shelf(nullcontext())
+    shelf.ask("ann", 36)
+    assert shelf.wanted(36) and put(shelf, 36, b"before")
+    shelf.ask("bob", 40)
+    shelf.restart()
+    assert shelf.round == -1
+    assert shelf.ask("cleo", 0) is None
+    ann = shelf.given("ann")
+    assert ann is not None and bytes(ann.blob) == b"before"
+    assert shelf.wanted(0) and put(shelf, 0)
+    bob, cleo = shelf.given("bob"), shelf.given("cleo")
+    assert bob is cleo is not None and bob.offer.round == 0
+
+
 def test_asking_costs_the_trainer_less_than_a_microsecond() -> None:
     shelf = Shelf(nullcontext())
     assert min(timeit.repeat(lambda: shelf.wanted(7), number=10_000, repeat=20)) / 10_000 < 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ragtag.core.types import Noted
+from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.capture import capture
 from ragtag.training.state.checkpoint import Checkpoints, NoWholeCheckpoint
@@ -230,6 +232,18 @@ def test_folders_of_their_own_compare(tmp_path: Path) -> None:
     assert both[1] is not None
     assert both[0].progress.rounds == both[1].progress.rounds
     assert both[0].progress > found[0].progress
+
+
+def test_what_is_given_before_the_first_round_leaves_no_count_of_rounds() -> None:
+    """Peers whose folders differ take what one resumes; a newcomer of later asks for rounds as they are."""
+    peer, shelf = Peer(), Shelf(threading.Lock())
+    peer.keeper.serve(shelf)
+    shelf.ask("ann", 3)
+    for _ in range(20):
+        peer.keeper.offer_now()
+    assert shelf.given("ann") is not None and shelf.round == 19
+    peer.keeper.offered()
+    assert shelf.round == -1 and shelf.n_snapshots == 0
 
 
 def test_checkpoints_of_the_first_version_are_read_and_counted_on(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     model = torch.nn.Linear(10, 10)
     optimizer = crew.optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
     found = crew.resume(f"disk-{crew.rank}")
+    print("counts rounds after", crew._peer.keeper._shelf.round)
     moments = [int(of["step"]) for of in optimizer.state.values()]
     total = model.weight.sum().item()
     print("resumes", None if found is None else found.step, moments, optimizer._averaged.progress[0], total)
@@ -176,4 +177,5 @@ def test_peers_whose_disks_differ_go_on_from_the_newest(place: Place) -> None:
     said = [next(line for line in again.lines(peer) if line.startswith("resumes")) for peer in (0, 1)]
     assert said[0] == said[1]
     assert said[0].startswith("resumes 5 [5, 5] 5 ")
+    assert all("counts rounds after -1" in again.lines(peer) for peer in (0, 1)), "giving it was no round"
     assert "folder has no checkpoint; it takes the state that peer 1 resumes, of step 5" in again.text

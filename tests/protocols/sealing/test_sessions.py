@@ -388,6 +388,23 @@ def test_nobody_is_asked_before_it_is_known_who_is_there() -> None:
     world.meet()
 
 
+@pytest.mark.parametrize("public", [bytes(32), b"\1" + bytes(31)], ids=["zero", "one"])
+def test_a_key_that_all_share_a_secret_with_is_nobodys_and_harms_no_other_pair(public: bytes) -> None:
+    """A card tells any 32 bytes as its key; these are points of small order (RFC 7748, section 6.1)."""
+    world = World(3)
+    world.cards[at(3)] = 3, bytes([1]) + public
+    for _ in range(5):
+        assert world.session(1, 3) is None
+        world.run(world.now_s + 1.0)
+    me = world.ends[at(1)]
+    assert world.log == [] and me.refused["forged"] == 1 and me.due_s == float("inf")
+    world.meet()
+    world.start(3)
+    assert world.session(1, 3) is None
+    world.run(world.now_s + 1.0)
+    assert world.session(1, 3) is not None, "with a key of its own it is somebody"
+
+
 def test_tables_do_not_outgrow_the_seats() -> None:
     world = World()
     for life in range(50):  # seat 2 is taken by one process after the other, each at an address of its own

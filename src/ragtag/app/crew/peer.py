@@ -330,6 +330,7 @@ class Peer:
             return found
         if mine == furthest:
             transport.meet(f"{meeting}/taken", b"", transport.deadline_s, self.keeper.offer_now)
+            self.keeper.offered()
             return found
         holders = sorted(peer for peer, each in progress.items() if each == furthest)
         _log.warning(

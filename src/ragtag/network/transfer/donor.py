@@ -208,7 +208,9 @@ class DonorServer:
             self._sweep_s = now_s + _LOOK_S
             self._shelf.sweep(self.limits.keep_s)
         new = self._shelf.round
-        if new > self._looked_round and now_s - self._looked_s >= _LOOK_S:
+        if new < self._looked_round:  # rounds are counted anew
+            self._looked_s, self._looked_round, self._round_s = now_s, new, 0.0
+        elif new > self._looked_round and now_s - self._looked_s >= _LOOK_S:
             if self._looked_round >= 0:
                 self._round_s = (now_s - self._looked_s) / (new - self._looked_round)
             self._looked_s, self._looked_round = now_s, new
@@ -231,8 +233,9 @@ class DonorServer:
         if len(strangers) >= self.limits.strangers_max:
             self._drop(min(strangers, key=lambda s: s.began_s), "gave way to another stranger")
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # macOS: it was reset already, and reading it says so
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sessions[sock] = self._session(sock)
 
     def _session(self, sock: socket.socket) -> DonorSession:

@@ -24,6 +24,7 @@ from ragtag.protocols.transfer.types import OUTSTANDING_MAX
 from ragtag.protocols.transfer.wire import (
     NONCE_BYTES,
     Behind,
+    FrameKeys,
     Gone,
     Here,
     Offering,
@@ -41,6 +42,8 @@ from ragtag.protocols.transfer.wire import (
 _WRITE_BYTES = FRAME_BYTES_MAX + CONTROL_BYTES_MAX
 _READ_BYTES = 512  # several requests: one system call takes them all, as in sending
 _ANSWERS_MAX = 64
+_PROVEN_S = 1.0
+"""So often a newcomer's person is looked at again while chunks go out: .2 ms of a core each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class DonorSession:
         self._greeting = greeting(secrets.token_bytes(NONCE_BYTES))
         self._reader = Reader(hello_bytes(persons))
         self._session: FrameSeal | None = None
+        self._keys: FrameKeys | None = None
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
         self._asked = False
@@ -114,7 +118,7 @@ class DonorSession:
         self._chunk: memoryview | None = None  # what is being sent; ``None``: no chunk is
         self._cut = 0  # so many of its bytes are encrypted
         self._piece = memoryview(b"")  # memory for one encrypted piece of it
-        self.began_s = self._heard_s = self._taken_s = now_s
+        self.began_s = self._heard_s = self._taken_s = self._proven_s = now_s
         self._frame_s = math.inf
         self.given_bytes = 0
         self.watched = 0
@@ -199,6 +203,7 @@ class DonorSession:
         if isinstance(message, Status):
             self._say(now_s, Behind() if self._shelf.closed else Here(self._shelf.round, round_s))
         elif isinstance(message, Wanted):
+            self._require_person(now_s)
             self._asked = True
             self._wants.clear()
             self._offer(now_s, self._shelf.ask(self, message.round))
@@ -216,7 +221,14 @@ class DonorSession:
             self._stage = _Stage.LEAVING
         else:
             self._stage = _Stage.MEMBER
-            self._session = FrameSeal(keys)
+            self._session, self._keys, self._proven_s = FrameSeal(keys), keys, now_s
+
+    def _require_person(self, now_s: float) -> None:
+        """A pass may end, or be revoked, while its holder's connection is open."""
+        self._proven_s, keys = now_s, self._keys
+        if self._persons is None or keys is None or self._persons.proven(keys.what, keys.proof):
+            return
+        raise Closed("its person may not be in the crew any more")
 
     def _want(self, now_s: float, want: Want) -> None:
         snapshot = self._shelf.given(self)
@@ -257,6 +269,8 @@ class DonorSession:
 
     def write(self, now_s: float) -> None:
         """Encrypt and write one piece at most, so that newcomers take turns."""
+        if (self._chunk is not None or self._wants) and now_s - self._proven_s >= _PROVEN_S:
+            self._require_person(now_s)
         if not self._writing and self._wants and now_s >= self._link.free_s:
             self._next_chunk(now_s)
         elif self._chunk is not None and not self._out:

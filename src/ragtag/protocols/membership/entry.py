@@ -25,6 +25,7 @@ from ragtag.protocols.membership.row import Entry
 from ragtag.protocols.membership.types import Address, Entered, Failed, Join, Status
 from ragtag.protocols.membership.view import View
 from ragtag.protocols.membership.wire import (
+    CHALLENGE_BYTES,
     Barred,
     Challenge,
     Introduce,
@@ -64,6 +65,7 @@ class Admission:
         self._pulled_from = ""
         self._pulls = 0
         self._strangers = Allowance(core.limits.datagrams_per_s_max)
+        self._anybody = Allowance(core.limits.datagrams_per_s_max)
 
     # -- As a newcomer
 
@@ -135,7 +137,8 @@ class Admission:
         if message.name != self.core.me.name or said in self._refusals:
             return
         if self.entered:
-            self.view.outlived(message.epoch, (message.host, message.port))
+            if self.persons.passes is None or self.persons.outvoted(opened.source_epoch):
+                self.view.outlived(message.epoch, (message.host, message.port))
             return
         self._refusals.add(said)
         if self._refused is None:
@@ -151,12 +154,12 @@ class Admission:
             self._refused_for_s = max(0.0, min(message.within_s, self._refused_for_s))
             self._refused_until_s = min(self._refused_until_s, self.core.now_s + self._refused_for_s)
 
-    def barred(self, source: Address, message: Barred) -> None:
+    def barred(self, source: Address, epoch: int, message: Barred) -> None:
         """A member says that this peer may not be in. Another one's clock may be right."""
         if message.name != self.core.me.name:
             return
         if self.entered or message.revocation:
-            self.persons.doubted(message)
+            self.persons.doubted(epoch, message)
         elif (at := without_stream(source)) in self._entries:
             self._barred[at] = self.persons.said(message)
             self._deadline_s = min(self._deadline_s, self.core.now_s + _OTHERS_S)
@@ -241,8 +244,15 @@ class Admission:
     # -- As a member
 
     def hears_strangers(self) -> bool:
-        """Whether one more datagram of a stranger may be taken now."""
+        """Whether one more datagram of a stranger may be taken now, which has proved to be the crew's."""
         return self._strangers.take(self.core.now_s)
+
+    def answers_anybody(self) -> bool:
+        """Whether one more datagram that nothing vouches for may be answered now.
+
+        Those have an allowance of their own: who has no key at all keeps nobody out that has one.
+        """
+        return self._anybody.take(self.core.now_s)
 
     def stranger(self, source: Address, opened: Opened) -> None:
         """A datagram of an unknown process: take only messages that make it known."""
@@ -254,7 +264,7 @@ class Admission:
         elif isinstance(message, Refused):
             self.refused(opened, message)
         elif isinstance(message, Barred):
-            self.barred(source, message)
+            self.barred(source, epoch, message)
         elif isinstance(message, Revoked):  # it may overtake the page by which its sender gets known
             self.persons.take(message.told)
         elif isinstance(message, Introduce) and self.core.seal.knows_cookie(
@@ -265,9 +275,12 @@ class Admission:
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def lost(self, source: Address, data: bytes) -> None:
-        """Answer a peer with another crew's token: it cannot read the answer, but sees which crew's it is."""
+        """Answer a peer with another crew's token: it cannot read the answer, but sees which crew's it is.
+
+        The answer is no longer than what came, as the address may be forged. Introductions are longer.
+        """
         epoch = self.core.seal.stray(data)
-        if epoch is not None and self._strangers.take(self.core.now_s):
+        if epoch is not None and len(data) >= CHALLENGE_BYTES and self.answers_anybody():
             self._to(source, epoch, Challenge(self.core.seal.cookie(self.core.now_s, source)))
 
     def _admit(self, source: Address, epoch: int, message: Introduce) -> None:
@@ -285,7 +298,8 @@ class Admission:
         entry = self.view.entries.get(record.name)
         if entry is not None and entry.member.status < Status.DEAD and entry.member.epoch != epoch:
             moved = entry.member.address != (record.host, record.port)
-            holder = entry.member if moved or epoch < entry.member.epoch else None
+            heir = epoch > entry.member.epoch and self.view.may_be_in(record, entry.member)
+            holder = entry.member if moved or not heir else None
         if holder is not None:
             self.core.remark("refused", record.name, f"the name is taken by {holder.address[0]}")
             within_s = 10 * self.prober.period_s + 4 * self.prober.default_rto_s

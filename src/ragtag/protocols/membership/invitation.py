@@ -64,6 +64,19 @@ def is_ask(data: bytes) -> bool:
     return len(data) == ANSWER_BYTES and data[:4] == struct.pack("<HBB", _MAGIC, _VERSION, Said.ASK)
 
 
+def is_vouched_for(crew_key: bytes, data: bytes) -> bool:
+    """Whether a datagram for which ``is_ask`` holds was made with the key of an invitation of this crew."""
+    return _asked(crew_key, data)[-1]
+
+
+def _asked(crew_key: bytes, data: bytes) -> tuple[bytes, int, bytes, bytes, bool]:
+    """A question's number, end and nonce; the key that belongs to them, and whether that made it."""
+    body, tag = data[: _ASK.size], data[_ASK.size : _ASK.size + _TAG_BYTES]
+    _, _, _, number, ends_unix_s, nonce = _ASK.unpack(body)
+    key = invitation_key(crew_key, number, ends_unix_s)
+    return number, ends_unix_s, nonce, key, compare_digest(_tag(key, body), tag)
+
+
 def answer(
     crew_key: bytes, data: bytes, now_unix_s: float, is_void: Callable[[bytes], bool] = lambda number: False
 ) -> bytes:
@@ -71,10 +84,8 @@ def answer(
 
     is_void: whether the person's pass that goes with an invitation's number is revoked.
     """
-    body, tag = data[: _ASK.size], data[_ASK.size : _ASK.size + _TAG_BYTES]
-    _, _, _, number, ends_unix_s, nonce = _ASK.unpack(body)
-    key = invitation_key(crew_key, number, ends_unix_s)
-    if not compare_digest(_tag(key, body), tag):
+    number, ends_unix_s, nonce, key, vouched_for = _asked(crew_key, data)
+    if not vouched_for:
         return _answer(key, Said.UNKNOWN, nonce, bytes(KEY_BYTES))
     if ends_unix_s and now_unix_s > ends_unix_s:
         return _answer(key, Said.ENDED, nonce, bytes(KEY_BYTES))

@@ -25,9 +25,9 @@ from collections.abc import Mapping
 
 from ragtag.protocols.membership.core import Core, Due
 from ragtag.protocols.membership.entry import Admission
-from ragtag.protocols.membership.invitation import answer
+from ragtag.protocols.membership.invitation import answer, is_vouched_for
 from ragtag.protocols.membership.pace import Health
-from ragtag.protocols.membership.passes import Passes
+from ragtag.protocols.membership.passes import Passes, read_notice
 from ragtag.protocols.membership.persons import Persons
 from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.roster import PROVEN_CARD_BYTES_MAX
@@ -133,7 +133,10 @@ class Membership:
 
         ``None``: this peer is in no crew, or too many ask.
         """
-        if not self._admission.entered or self.over or not self._admission.hears_strangers():
+        if not self._admission.entered or self.over:
+            return None
+        vouched_for = is_vouched_for(self._core.me.key, data)
+        if not (self._admission.hears_strangers() if vouched_for else self._admission.answers_anybody()):
             return None
         passes = self._persons.passes
         if passes is None:
@@ -142,9 +145,8 @@ class Membership:
 
     def whereabouts(self, data: bytes, source: Address) -> bytes | None:
         """The answer to a peer that asks where it is (``whereabouts.asks_where``); ``None``: none is due."""
-        if self.over or not self._admission.hears_strangers():
-            return None
-        return you_are_at(self._core.me.key, data, source)
+        told = None if self.over else you_are_at(self._core.me.key, data, source)
+        return told if told is not None and self._admission.hears_strangers() else None
 
     def rtt_s(self, name: str) -> float | None:
         """The smoothed round trip to a member; ``None``: it was not measured."""
@@ -169,8 +171,9 @@ class Membership:
         elif isinstance(event, Clock):
             core.unix_ahead_s = event.unix_s - now_s
         elif isinstance(event, Notice):
-            if self._admission.entered and self._admission.hears_strangers():
-                self._persons.noticed(event.source, event.data)
+            notice = read_notice(core.me.key, event.data) if self._admission.entered else None
+            if notice is not None and self._admission.hears_strangers():
+                self._persons.noticed(event.source, *notice)
         elif isinstance(event, Join) and self._persons.is_good():
             self._admission.join(event)
             core.after(core.uniform() * self.period_s / core.limits.fanout, "slot")

@@ -110,8 +110,8 @@ _WHY = {
     Bar.UNSIGNED: "{person}'s token is not signed by this crew's signing key: it is of another crew, or was "
     "changed; ask whoever holds the crew's token for a new one",
     Bar.UNBOUND: "what this process shows of {person} was made for another process; start it again",
-    Bar.EARLY: "{person}'s token is not valid yet: the clock here is behind that of the machine that issued "
-    "it by more than {skew:.0f} minutes; set the clock",
+    Bar.EARLY: "{person}'s token is not valid yet: the clock {where} is behind that of the machine that "
+    "issued it by more than {skew:.0f} minutes; set the one that is wrong",
     Bar.ENDED: "{person}'s token has ended; ask whoever holds the crew's token for a new one "
     "(`ragtag invite --for {person}`), or set the clock if it is wrong here",
     Bar.REVOKED: "{person}'s token was revoked by the holder of the crew's token; ask there for a new one",
@@ -120,9 +120,9 @@ _WHY = {
 T = TypeVar("T", Pass, Proof, Revocation)
 
 
-def said_of(bar: Bar, person: str) -> str:
-    """What a bar means, and what to do."""
-    return _WHY[bar].format(person=person or "the person", skew=SKEW_S / 60)
+def said_of(bar: Bar, person: str, where: str = "here") -> str:
+    """What a bar means, and what to do. where: whose clock it goes by."""
+    return _WHY[bar].format(person=person or "the person", skew=SKEW_S / 60, where=where)
 
 
 def _decode(data: bytes, kind: type[T]) -> T | None:

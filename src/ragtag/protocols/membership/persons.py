@@ -6,7 +6,9 @@ other a few of those that it knows, in turn, in case one was lost; and a newcome
 
 Whom a member puts out is its own decision, and nothing that it tells others. So a member whose clock is wrong
 harms itself alone. A peer that is put out hears why from all that it still speaks to, with the revocation,
-which it checks, too: no member can talk another one out of the crew.
+which it checks, too: no member can talk another one out of the crew. What nothing proves (that a pass has
+ended, by another's clock) ends a peer only where it is alone, and two members or more have said so: of two
+clocks that differ nobody knows which is wrong.
 """
 
 from __future__ import annotations
@@ -18,22 +20,25 @@ from ragtag.protocols.membership.core import Core
 from ragtag.protocols.membership.passes import (
     Bar,
     Passes,
+    Revocation,
     Took,
     encoded,
     notice_answer,
-    read_notice,
     read_revocation,
     said_of,
 )
 from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.roster import decode_card
 from ragtag.protocols.membership.row import Entry
-from ragtag.protocols.membership.types import Address, Failed, Status
+from ragtag.protocols.membership.types import Address, Failed, Member, Status
 from ragtag.protocols.membership.view import View
 from ragtag.protocols.membership.wire import REVOCATIONS_EACH, Barred, Record, Revoked, record_of
 
 _TOLD_TO_NEWCOMERS = 4
 """Datagrams of revocations for a newcomer. The others put out whom the rest names, and gossip brings it."""
+
+_OUTVOTED = 2
+"""So many members are right against this one."""
 
 
 class Persons:
@@ -43,6 +48,7 @@ class Persons:
         self._core, self._view, self._prober, self.passes = core, view, prober, passes
         self._turn = 0
         self._refused = False  # by a member, with no proof
+        self._against: set[str] = set()  # members that have refused this peer since it is alone
         if passes is not None:
             view.may_be_in = self._may_be_in
 
@@ -57,12 +63,29 @@ class Persons:
             return Bar.NO_PASS, ""
         return self.passes.why_not(record.name, card.epoch, card.key, card.proof, self._core.unix_s)
 
-    def _may_be_in(self, record: Record) -> bool:
+    def _may_be_in(self, record: Record, known: Member | None) -> bool:
         found = self.why_not(record)
-        if found is None:
+        if found is not None:
+            self._core.remark("barred", record.name, said_of(*found))
+        elif known is not None and not self._may_replace(record, known):
+            self._core.remark("made up", record.name, "another person's, or not of the process that it names")
+        else:
             return True
-        self._core.remark("barred", record.name, said_of(*found))
         return False
+
+    def _may_replace(self, record: Record, known: Member) -> bool:
+        """Whether a record whose proof is good may take the place of what is known of its name.
+
+        Others can tell a process's card in a record that it has not made, and sign a card of their own for
+        any name. So a name that lives is its person's, and a process has one epoch. What shows this
+        process's own proof is no other process.
+        """
+        card, before = decode_card(record.metadata), decode_card(known.metadata)
+        if card is None or before is None:
+            return True
+        if card.proof == before.proof:
+            return record.epoch == known.epoch and record.name != self._view.mine.name
+        return known.status >= Status.DEAD or card.person == before.person
 
     def barred(self, name: str, bar: Bar, person: str) -> Barred:
         """What to tell a process that may not be in."""
@@ -75,7 +98,9 @@ class Persons:
         bar = bars.get(message.bar)
         mine = "" if self.passes is None else self.passes.mine.person
         text = (
-            "it does not say why; install the same Ragtag everywhere" if bar is None else said_of(bar, mine)
+            "it does not say why; install the same Ragtag everywhere"
+            if bar is None
+            else said_of(bar, mine, "of that member")
         )
         if bar in (Bar.EARLY, Bar.ENDED) and math.isfinite(message.unix_s):
             ahead_s = message.unix_s - self._core.unix_s
@@ -85,17 +110,27 @@ class Persons:
                 )
         return text
 
-    def doubted(self, message: Barred) -> None:
-        """A member refuses this peer. It believes what is proven; for the rest, that member may be wrong."""
+    def doubted(self, epoch: int, message: Barred) -> None:
+        """The process ``epoch`` refuses this peer. It believes what is proven; the other may be wrong."""
         if message.revocation:
             self.take([message.revocation])
         if self.passes is None or not self.is_good():
             return
-        if not self._view.live:  # by all that there were: nobody else is left for this peer
+        if message.bar in (Bar.EARLY, Bar.ENDED) and self.outvoted(epoch):
             self._fail(self.said(message))
         elif not self._refused:
             self._refused = True
             self._core.remark("refused", message.name, self.said(message))
+
+    def outvoted(self, epoch: int) -> bool:
+        """The process ``epoch`` refuses this peer, and proves nothing: whether nobody else is left for this
+        peer, and another member has refused it since.
+        """
+        if self._view.live:
+            self._against.clear()
+        elif len(self._against) < _OUTVOTED:
+            self._against |= {e.member.name for e in self._view.entries.values() if e.member.epoch == epoch}
+        return len(self._against) >= _OUTVOTED
 
     # -- Who is put out
 
@@ -164,12 +199,8 @@ class Persons:
         for at in range(0, len(void), REVOCATIONS_EACH):
             self._tell([entry.member.name], [encoded(each) for each in void[at:]])
 
-    def noticed(self, source: Address, data: bytes) -> None:
+    def noticed(self, source: Address, nonce: bytes, told: Revocation) -> None:
         """A notice came, perhaps from the holder of the crew's signing key: take it, and answer."""
-        read = read_notice(self._core.me.key, data)
-        if read is None:
-            return
-        nonce, told = read
         took = Took.NO_PERSONS
         if self.passes is not None:
             self.take([encoded(told)])

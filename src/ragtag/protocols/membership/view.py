@@ -33,7 +33,8 @@ class View:
     mine: this peer.
     entries: a row for each other member, by name.
     suspects, graves: the names of the suspected, and of the dead and gone, oldest first.
-    may_be_in: whether a living member's record may be believed, as far as persons are concerned.
+    may_be_in: whether a living member's record may be believed, as far as persons are concerned. Told with
+        it is whom it would take the place of, if there is a row of the name.
     """
 
     def __init__(self, core: Core, health: Health) -> None:
@@ -58,7 +59,7 @@ class View:
         self.accused: list[str] = []
         """Names that have come under suspicion since the reader last cleared this."""
         self.me_hash = name_hash(me.name)
-        self.may_be_in: Callable[[Record], bool] = lambda record: True
+        self.may_be_in: Callable[[Record, Member | None], bool] = lambda record, known: True
 
     # -- Looking
 
@@ -135,15 +136,18 @@ class View:
             cookie = self.core.seal.cookie(self.core.now_s, address)
             self.core.send(address, self.core.seal.seal(Challenge(cookie), record.epoch))
 
-    def _sound(self, record: Record) -> bool:
-        """Whether a record of a living member is complete, and its address can be reached from here."""
+    def _sound(self, record: Record, known: Member | None = None) -> bool:
+        """Whether a record of a living member is complete, and its address can be reached from here.
+
+        known: the row of its name.
+        """
         if not is_sound(record, self.core.limits.metadata_bytes):
             self.core.counts["unsound"] += 1
             return False
         why = unusable((record.host, record.port), self._family)
         if why:
             self.core.remark("bad address", record.name, f"listens where nothing can be sent: {why}")
-        return not why and self.may_be_in(record)
+        return not why and self.may_be_in(record, known)
 
     def _add(self, record: Record) -> None:
         core, limits = self.core, self.core.limits
@@ -159,7 +163,7 @@ class View:
 
     def _replace(self, entry: Entry, record: Record) -> None:
         """A later process has the name: the member was restarted."""
-        if not self._sound(record):
+        if not self._sound(record, entry.member):
             return
         if not entry.updates.take(self.core.now_s):
             self.core.remark("flooding", record.name, "restarts too often")
@@ -169,7 +173,7 @@ class View:
 
     def _alive(self, entry: Entry, record: Record) -> None:
         """A higher incarnation: the member refutes, or tells new metadata."""
-        if not self._sound(record):
+        if not self._sound(record, entry.member):
             return
         member = entry.member
         if member.status is Status.ALIVE and not entry.updates.take(self.core.now_s):
@@ -200,7 +204,7 @@ class View:
         mine = self.mine
         self._speak_up = record.epoch == mine.epoch and record.status != Status.ALIVE
         if record.status == Status.ALIVE:
-            self.outlived(record.epoch, (record.host, record.port))
+            self.outlived(record.epoch, (record.host, record.port), record)
             mine_own = record.epoch == mine.epoch and mine.status is Status.ALIVE
             if mine_own and record.incarnation > mine.incarnation:
                 self.renew(incarnation=record.incarnation + 1)  # this peer did not say that
@@ -209,9 +213,13 @@ class View:
             self.core.remark("refuted", mine.name, f"believed {Status(record.status).name.lower()}")
             self.renew(incarnation=record.incarnation + 1)
 
-    def outlived(self, epoch: int, address: Address) -> None:
-        """Another process has this peer's name. If it started later, this peer is no member any more."""
-        if (epoch, address) > (self.mine.epoch, self.mine.address):
+    def outlived(self, epoch: int, address: Address, record: Record | None = None) -> None:
+        """Another process has this peer's name. If it started later, this peer is no member any more.
+
+        record: the other's, if that is what says so. It must be believable.
+        """
+        later = (epoch, address) > (self.mine.epoch, self.mine.address)
+        if later and (record is None or self.may_be_in(record, self.mine)):
             self.core.effects.append(
                 Failed(
                     f"another peer is called {self.mine.name!r}, too, at {address[0]}:{address[1]}, and "

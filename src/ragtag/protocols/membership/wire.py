@@ -172,6 +172,8 @@ class Revoked(Struct, array_like=True, tag=11, frozen=True):
 Message = Ping | Ack | Ask | Introduce | Challenge | Page | Pull | Refused | Gossip | Barred | Revoked
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
+CHALLENGE_BYTES = HEADER_BYTES + len(_encoder.encode(Challenge(bytes(COOKIE_BYTES))))
+"""Of a datagram with a challenge."""
 
 
 class Opened(NamedTuple):

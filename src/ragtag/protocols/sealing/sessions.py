@@ -172,6 +172,8 @@ class _Other:
     asked: a handshake that waits for its answer, until ``again_s``; the wait after that one is ``pause_s``.
     wanted: whether anything was to be sent since the last attempt.
     heard: how often something authentic has come from it.
+    keyless: whether there can be no session with it: its public key is a point with which all have the same
+        secret. Another key makes it another process.
     """
 
     peer: PeerId
@@ -187,6 +189,7 @@ class _Other:
     wanted: bool = False
     heard: int = 0
     answer: bytes = b""
+    keyless: bool = False
 
 
 Known = Callable[[Address], tuple[PeerId, bytes] | None]
@@ -269,6 +272,8 @@ class Sessions:
 
     def _want(self, now_s: float, other: _Other) -> None:
         """A session is wanted: the next turn begins a handshake, unless one is under way."""
+        if other.keyless:
+            return
         other.wanted = True
         if other.asked is None:
             other.again_s = min(other.again_s, now_s)
@@ -287,7 +292,11 @@ class Sessions:
         self._due_s = math.inf
         for address, other in self._others.items():
             if other.again_s <= now_s and other.wanted:
-                out.append((address, self._ask(now_s, other)))
+                try:
+                    out.append((address, self._ask(now_s, other)))
+                except HandshakeError:  # a member may tell any 32 bytes as its key
+                    other.keyless, other.again_s = True, math.inf
+                    self.refused["forged"] += 1
             elif other.again_s <= now_s:  # nobody waits for it any more
                 self._drop(other)
                 other.again_s, other.pause_s = math.inf, _PAUSE_S

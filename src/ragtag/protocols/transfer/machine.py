@@ -1,11 +1,13 @@
 """A newcomer gets the training state from several donors at once.
 
-It asks all donors how far they are, and then for their snapshots of one round that none has finished yet.
-Where donors' replicas are apart it takes the version that most of them have. It asks each donor for as many
-chunks as it has room for, so each gives according to its speed. At the end fast donors are asked also for
-chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives build robustness in BitTorrent",
-2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried again later, while others go on;
-one that gives a damaged chunk is not asked again. Whatever happens, the transfer ends by its deadline.
+It asks all donors how far they are, and then for their snapshots of one round that none has finished yet,
+leaving out those that say that they are far ahead of the others. Where donors' replicas are apart it takes
+the version that most of them have; for offers that most of them owe it waits as long as their pace explains.
+It asks each donor for as many chunks as it has room for, so each gives according to its speed. At the end
+fast donors are asked also for chunks that slow ones still owe (as BitTorrent's end game: Cohen, "Incentives
+build robustness in BitTorrent", 2003, section 2.4.4). A donor that stalls or breaks off is dropped and tried
+again later, while others go on; one that gives a damaged chunk is not asked again. Whatever happens, the
+transfer ends by its deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ragtag.protocols.transfer.chunks import Chunks
-from ragtag.protocols.transfer.donor import PENDING, SHARE_OF_TIME, Donor, DonorState
+from ragtag.protocols.transfer.donor import PATIENCE, PENDING, SHARE_OF_TIME, Donor, DonorState
 from ragtag.protocols.transfer.types import (
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,
@@ -47,6 +49,8 @@ _LAGGARDS = 3.0
 _ROUNDS_MAX = 1e6
 _LATE_SHARE = 0.9
 """Where asking takes more than a tenth of a round, the round under way is left out."""
+_APART = 8
+"""Donors that are in step are no more rounds apart: a peer that is further behind gives nothing."""
 _SILENT = "did not answer; is its port open to this machine?"
 
 
@@ -230,7 +234,22 @@ class Transfer:
 
     def _enough_offers_s(self) -> float:
         waited_s = self._first_offer_s - self._asked_s
-        return self._first_offer_s + max(waited_s, max(donor.answer_s for donor in self._donors.values()))
+        answer_s = max(donor.answer_s for donor in self._donors.values())
+        asked = self._standing(DonorState.ASKED)
+        owed_s = self._owed_s(asked) if len(asked) > len(self._standing(DonorState.READY)) else 0.0
+        return max(owed_s, self._first_offer_s + max(waited_s, answer_s))
+
+    def _owed_s(self, asked: Sequence[Donor]) -> float:
+        """Until when most donors' offers are waited for: they say themselves how long their rounds take. One
+        that offers at once, whatever it offers, does not decide alone.
+        """
+        assert self._asked_round is not None
+        takes_s = sorted(
+            max(1, self._asked_round - donor.round + 1) * donor.round_s if donor.round_s > 0 else math.inf
+            for donor in asked
+        )
+        half_s = (self._began_s + self._deadline_s) / 2
+        return min(half_s, self._asked_s + PATIENCE * takes_s[(len(takes_s) - 1) // 2])
 
     def _promote(self, now_s: float) -> None:
         """Let donors of the agreed version give, and donors of others only where those are too few."""
@@ -326,6 +345,7 @@ def _round_to_ask(now_s: float, told: Sequence[tuple[float, Donor]]) -> int:
     told: donors, and when each said how far it is.
     """
     asking_s = max(donor.answer_s for _, donor in told)
+    told = _in_step(now_s + asking_s, told)
 
     def newest(at_s: float) -> float:
         return max(donor.round + _rounds(at_s - told_s, donor) for told_s, donor in told)
@@ -333,6 +353,16 @@ def _round_to_ask(now_s: float, told: Sequence[tuple[float, Donor]]) -> int:
     first = max(0, math.floor(newest(now_s + asking_s) + _LATE_SHARE) + 1)
     step = 1 << max(0, first - math.floor(newest(now_s)) - 1).bit_length()
     return -(-first // step) * step
+
+
+def _in_step(at_s: float, told: Sequence[tuple[float, Donor]]) -> list[tuple[float, Donor]]:
+    """Without the donors that will be further ahead of the middle one than its pace explains (of two, of the
+    one behind): what one donor says is not known to be true.
+    """
+    done = [_rounds(at_s - told_s, donor) for told_s, donor in told]
+    rounds = [donor.round + more for (_, donor), more in zip(told, done, strict=True)]
+    middle, more = sorted(zip(rounds, done, strict=True))[(len(told) - 1) // 2]
+    return [each for each, round_ in zip(told, rounds, strict=True) if round_ <= middle + more + _APART]
 
 
 def _rounds(took_s: float, donor: Donor) -> float:

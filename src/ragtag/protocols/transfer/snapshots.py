@@ -138,6 +138,16 @@ class Shelf:
         """Whether a snapshot of a round does for one that asked for this round, or the first after it."""
         return round_ >= (min(asked, self.round) if self.ended else asked)
 
+    def restart(self) -> None:
+        """No round is finished, whatever was said before. Those that wait for a snapshot get the next one;
+        one that is being read is read to its end, and given to nobody else.
+        """
+        with self._lock:
+            self.round = -1
+            self._snapshots.clear()
+            self._wants = dict.fromkeys(self._wants, 0)
+            self._review()
+
     def gives(self, gives: bool) -> None:
         """Say whether there is anything to give from now on.
 

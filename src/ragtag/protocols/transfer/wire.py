@@ -160,11 +160,14 @@ class FrameKeys(NamedTuple):
 
     suite: a cipher's name.
     ours, theirs: keys of 32 bytes, for what this end sends, and for what comes.
+    what, proof: at a donor that asks for persons, what the newcomer's proof was good for, and the proof.
     """
 
     suite: str
     ours: bytes
     theirs: bytes
+    what: bytes = b""
+    proof: bytes = b""
 
 
 def greeting(nonce: bytes) -> bytes:
@@ -243,29 +246,28 @@ def answered(
     if magic != MAGIC or suite not in SUITES:
         return _refusal(Verdict.KEY)
     handshake = _handshake(key, SUITES[suite], greeted + head, ephemeral, initiator=False)
+    what = proof = b""
     try:
         payload = handshake.read(message)
         if version != VERSION:
             return _refusal(Verdict.VERSION)
-        if persons is not None and not _is_proven(persons, _bound(greeted, head, message[:32]), payload):
-            return _refusal(Verdict.PERSON)
+        if persons is not None:
+            what, (size, padded) = _bound(greeted, head, message[:32]), _PROOF.unpack(payload)
+            proof = padded[:size]
+            if size > PROOF_BYTES_MAX or not persons.proven(what, proof):
+                return _refusal(Verdict.PERSON)
         if not room:
             return _refusal(Verdict.BUSY)
         data = _VERDICT.pack(MAGIC, Verdict.WELCOME) + handshake.write()
     except HandshakeError:
         return _refusal(Verdict.KEY)
     theirs, ours = handshake.split()
-    return data, FrameKeys(SUITES[suite], ours, theirs)
+    return data, FrameKeys(SUITES[suite], ours, theirs, what, proof)
 
 
 def _bound(greeted: bytes, head: bytes, public: bytes) -> bytes:
     """What a newcomer's person signs: this connection, and the key that the newcomer has made for it."""
     return greeted + head + public
-
-
-def _is_proven(persons: Prover, what: bytes, payload: bytes) -> bool:
-    size, proof = _PROOF.unpack(payload)
-    return size <= PROOF_BYTES_MAX and persons.proven(what, proof[:size])
 
 
 def _refusal(code: Verdict) -> tuple[bytes, Verdict]:

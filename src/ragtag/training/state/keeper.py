@@ -217,9 +217,16 @@ class StateKeeper:
         return zlib.crc32(struct.pack(f"<{len(digests)}I", *digests)) if digests else 0
 
     def offer_now(self) -> None:
-        """Between rounds: leave a snapshot where a newcomer waits for one."""
+        """Before the first round: leave a snapshot where a newcomer waits for one. Each time counts as a
+        round, until ``offered``.
+        """
         if self._shelf is not None:
             self.offer(self._shelf.round + 1)
+
+    def offered(self) -> None:
+        """Rounds follow, and are counted from the first."""
+        if self._shelf is not None:
+            self._shelf.restart()
 
     def offer_last(self) -> None:
         """No round will follow: leave a snapshot where a newcomer waits for one, of whichever round."""

@@ -36,9 +36,8 @@ from ragtag.protocols.membership.wire import REVOCATIONS_EACH, Barred, Record, R
 
 _TOLD_TO_NEWCOMERS = 4
 """Datagrams of revocations for a newcomer. The others put out whom the rest names, and gossip brings it."""
-
 _OUTVOTED = 2
-"""So many members are right against this one."""
+"""So many members are right against one that is alone."""
 
 
 class Persons:

@@ -1150,7 +1150,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "private: the sizes of batches leave as weights",
         DP,
-        "if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:",
+        "if isinstance(optimizer, CrewOptimizer) and isinstance(optimizer._averaged.weight, BySamples):",
         "if False:",
         (PRIVATE, "-k", "weight_by_samples"),
     ),

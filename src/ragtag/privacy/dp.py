@@ -57,6 +57,7 @@ from ragtag.core.errors import Error, NotFinite
 from ragtag.privacy.noise import NoiseStream
 from ragtag.privacy.nopeek import watched_layer
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.weight import BySamples
 from ragtag.training.samples.loader import Order, indices_of, plain, rebuilt, size_of
 from ragtag.training.state.atomic import write_whole
 from ragtag.training.tensors.modules import parameters_of
@@ -247,7 +248,7 @@ class PrivateTraining:
                 "private training: a target batch is counted by the sizes of batches, which no noise hides: "
                 "average every so many steps (every=...)"
             )
-        if isinstance(optimizer, CrewOptimizer) and optimizer.weighs_samples:
+        if isinstance(optimizer, CrewOptimizer) and isinstance(optimizer._averaged.weight, BySamples):
             raise ValueError(
                 'private training: weight="samples" tells the exact sizes of batches, which no noise hides: '
                 "leave weight= out, or give a number"

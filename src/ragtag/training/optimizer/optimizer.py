@@ -25,7 +25,7 @@ from ragtag.training.exchange.dense import Corrections
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.modes import Closure
-from ragtag.training.optimizer.weight import BySamples, weight_of
+from ragtag.training.optimizer.weight import weight_of
 from ragtag.training.tensors.modules import parameters_of
 from ragtag.training.transport import Transport
 
@@ -200,11 +200,6 @@ class CrewOptimizer(torch.optim.Optimizer):
         """What has become of this peer's samples (``None``: no ``target_batch`` was given)."""
         gathering = self._averaged.gathering
         return None if gathering is None else gathering.samples
-
-    @property
-    def weighs_samples(self) -> bool:
-        """Whether peers count by how many samples they had since the last average."""
-        return isinstance(self._averaged.weight, BySamples)
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one."""

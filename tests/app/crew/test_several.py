@@ -43,6 +43,9 @@ with ragtag.join(deadline_s=60.0) as crew:
             said = True
             print("going", flush=True)
         time.sleep(0.01)
+    with torch.no_grad():  # as after a round of which some lost a part
+        one.bias += 0.01 * crew.rank
+        two.bias += 0.01 * crew.rank
     done = crew.finish()
     print("far apart", two.weight.mean().item() > 50.0 and one.weight.mean().item() < 5.0, flush=True)
     print("ended", done.alike, len(done.peers), done.digest, flush=True)

@@ -999,6 +999,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         MEANWHILE,
     ),
     Sabotage(
+        "ending: those that began have open already what one that came later opens",
+        "src/ragtag/training/state/whole.py",
+        'return Whole(f"{self._name}/begin", self._parts, self._transport)',
+        "return self",
+        ("tests/app/crew/test_finish.py", "-k", "came_later"),
+    ),
+    Sabotage(
         "beginning: differences are to weights that this peer has no more",
         "src/ragtag/training/optimizer/averaged.py",
         "            self.sparse.anchor_here()",

@@ -1048,6 +1048,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         BEGINNING,
     ),
     Sabotage(
+        "fixed: DDP's peers keep integers of their own",
+        "src/ragtag/hooks/crew_hook.py",
+        "Fixed(name, integers, self._transport).average(1.0 if first else 0.0)",
+        "pass",
+        ("tests/hooks/test_crew_away.py", "-k", "integers"),
+    ),
+    Sabotage(
         "fixed: values lose bits on the way",
         "src/ragtag/training/state/fixed.py",
         ".view(torch.int16).float()",

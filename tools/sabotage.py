@@ -999,6 +999,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         MEANWHILE,
     ),
     Sabotage(
+        "ending: those that began have open already what one that came later opens",
+        "src/ragtag/training/state/whole.py",
+        'return Whole(f"{self._name}/begin", self._parts, self._transport)',
+        "return self",
+        ("tests/app/crew/test_finish.py", "-k", "came_later"),
+    ),
+    Sabotage(
         "beginning: differences are to weights that this peer has no more",
         "src/ragtag/training/optimizer/averaged.py",
         "            self.sparse.anchor_here()",
@@ -1039,6 +1046,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "elif held is fixed and not formed_alike(begun):",
         "elif False:",
         BEGINNING,
+    ),
+    Sabotage(
+        "fixed: DDP's peers keep integers of their own",
+        "src/ragtag/hooks/crew_hook.py",
+        "Fixed(name, integers, self._transport).average(1.0 if first else 0.0)",
+        "pass",
+        ("tests/hooks/test_crew_away.py", "-k", "integers"),
     ),
     Sabotage(
         "fixed: values lose bits on the way",

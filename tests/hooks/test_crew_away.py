@@ -124,3 +124,20 @@ def test_where_all_were_away_nobody_waits_for_a_model() -> None:
         return has_come(both), state.behind
 
     assert run_peers(crew, train) == [(True, True), (True, False)]
+
+
+def test_all_begin_with_the_integers_of_one() -> None:
+    """Floats are averaged; a permutation, or a step's count, is one peer's on all, as DDP has it."""
+
+    def begun(transport: FakeTransport) -> torch.nn.Module:
+        torch.manual_seed(transport.me)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        module.register_buffer("order", torch.randperm(12) + (1 << 40))
+        module[1].num_batches_tracked += 7 * transport.me
+        CrewState(Member(transport), module)
+        return module
+
+    first, *others = run_peers(FakeCrew(3), begun)
+    for other in others:
+        for name, value in first.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name

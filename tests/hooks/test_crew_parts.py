@@ -23,7 +23,7 @@ from ragtag.hooks.crew_hook import CrewState, models_due
 from ragtag.hooks.table import Table
 from ragtag.protocols.node import CATCH_UP
 
-GRADIENTS, MODELS = channel_of("gradients"), channel_of("gradients/models")
+GRADIENTS, MODELS, INTEGERS = map(channel_of, ("gradients", "gradients/models", "gradients/models/fixed"))
 
 
 class Ready:
@@ -40,7 +40,7 @@ class Told:
     def __init__(self, theirs: float = 3.0) -> None:
         self._peer = self.transport = self
         self.me, self.n, self.live = 0, 2, frozenset({0, 1})
-        self.theirs, self.next = theirs, {GRADIENTS: 0, MODELS: 0}
+        self.theirs, self.next = theirs, {GRADIENTS: 0, MODELS: 0, INTEGERS: 0}
         self.weights: list[tuple[int, float]] = []
         self.recorded: list[Outcome] = []
         self.configured: list[int] = []
@@ -157,17 +157,26 @@ def test_models_are_averaged_every_so_often_and_once_at_first() -> None:
     before = module[0].weight.detach().clone()
     state = CrewState(crew, module, models_every=4)
     ddp = ragtag.hooks.ddp(module, state)
-    assert crew.configured == [GRADIENTS, MODELS]
+    assert crew.configured == [GRADIENTS, MODELS, INTEGERS]
     torch.testing.assert_close(module[0].weight, (before + 3.0) / 2)
     for _ in range(4):
         step(ddp)
     g, m = GRADIENTS, MODELS
-    assert [channel for channel, _ in crew.weights] == [m, g, m, g, m, g, g]  # after 1 and 2 rounds, too
+    assert [channel for channel, _ in crew.weights] == [
+        m,
+        INTEGERS,
+        g,
+        m,
+        g,
+        m,
+        g,
+        g,
+    ]  # after 1 and 2 rounds, too
     with torch.no_grad():
         ddp(torch.ones(4, 6))  # an evaluation averages nothing
     before, mean = module[0].weight.detach().clone(), module[1].running_mean.clone()
     step(ddp)
-    assert [channel for channel, _ in crew.weights[7:]] == [m, g]
+    assert [channel for channel, _ in crew.weights[8:]] == [m, g]
     torch.testing.assert_close(module[0].weight, (before + 3.0) / 2)
     assert not torch.equal(module[1].running_mean, mean)
 

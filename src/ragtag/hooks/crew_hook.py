@@ -27,10 +27,11 @@ from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.exchange.dense import Replica
+from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors.finite import require_weight
 from ragtag.training.tensors.layout import Part
-from ragtag.training.tensors.modules import buffer_parts
+from ragtag.training.tensors.modules import buffer_parts, fixed_parts
 from ragtag.training.transport import Transport
 
 MODELS_EVERY = 32
@@ -274,6 +275,8 @@ class AveragedGradients:
         outcome = self._models.average(1.0 if first else 0.0)
         self._peer.record_round(outcome)
         self.behind = not first and not bool(outcome.averaged.all())
+        if integers := fixed_parts([{"params": list(model.parameters())}], [model], buffers=True):
+            Fixed(name, integers, self._transport).average(1.0 if first else 0.0)
         model.register_forward_pre_hook(self._before_forward)
 
     def _before_forward(self, _module: torch.nn.Module, _inputs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from ragtag.app.crew import finish as ending
 from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
+from ragtag.core.types import Joined
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of
 from tests.app.drivers import Train, all_at_once, transports
@@ -213,8 +215,7 @@ def test_peers_that_begin_alike_average_nothing_for_it() -> None:
         model = model_of(seed=1)
         optimizer = optimizer_of(model, transport)
         ending.begin_alike(transport, optimizer._averaged, Stand(digest_of(model.parameters())), PATIENCE_S)
-        assert optimizer._averaged.whole is not None
-        return optimizer._averaged.whole._replica is None
+        return list(transport._opened) == [optimizer._averaged.channel]
 
     with Crew(2) as crew:
         assert all(all_at_once(transports(crew), work).values())
@@ -263,6 +264,47 @@ def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
     assert torch.equal(after[0], after[1])
     assert torch.equal(after[0], after[2])
     assert torch.allclose(after[0], before.mean(0), atol=1e-6)
+
+
+class Late(DriverTransport):
+    """Of a peer that came when the others had begun."""
+
+    late = True
+
+
+def test_the_last_local_steps_of_one_that_came_later_are_in_that_mean_too() -> None:
+    """The others began apart, so they have averaged before, to take the lowest peer's weights."""
+    made: dict[int, tuple[nn.Module, CrewOptimizer]] = {}
+
+    def begin(transport: DriverTransport) -> None:
+        model = model_of(seed=transport.me)
+        made[transport.me] = model, optimizer_of(model, transport, every=10)
+        averaged = made[transport.me][1]._averaged
+        if not transport.late:
+            ending.begin_alike(transport, averaged, Stand(digest_of(model.parameters())), PATIENCE_S)
+
+    def end(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor, Finished]:
+        model, optimizer = made[transport.me]
+        for at in range(4):
+            step(model, optimizer, 100 * transport.me + at)
+        apart = weights(model)
+        found = ending.finish(transport, [optimizer._averaged], 10.0, 1.0)
+        return apart, weights(model), found
+
+    with Crew(3, absent=(2,)) as crew:
+        founders = transports(crew)
+        for driver in crew.drivers.values():
+            driver.leave(2)
+        assert all_at_once(founders, begin) == {0: None, 1: None}
+        for driver in list(crew.drivers.values()):
+            driver.call(partial(driver.engine.step, event=Joined(2)))
+        newcomer = Late(crew.start(2, crew.endpoints[2]), PATIENCE_S)
+        begin(newcomer)
+        found = all_at_once(founders | {2: newcomer}, end)
+    mean = torch.stack([apart for apart, _, _ in found.values()]).mean(0)
+    for _, after, said in found.values():
+        assert (said.alike, said.peers) == (True, (0, 1, 2))
+        assert torch.allclose(after, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize("average", ["models", "gradients"])

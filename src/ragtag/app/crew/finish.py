@@ -92,6 +92,14 @@ class Beginning(Averaged, Protocol):
         ...
 
 
+class _AtFirst:
+    """What an optimizer averages, as those compare and take it that begin (``Whole.at_first``)."""
+
+    def __init__(self, what: Beginning) -> None:
+        self.name, self.stand = what.name, what.stand
+        self.whole = None if what.whole is None else what.whole.at_first()
+
+
 Transport = DriverTransport | SoloTransport
 
 
@@ -103,7 +111,8 @@ def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: 
     fixed = what.fixed()
     stands = {what.name: mine, fixed.name: fixed.stand()}
     told = _tell(transport, f"begin/{what.name}", stands, deadline_s, silent=False)
-    for held, called in ((what, "weights"), (fixed, "frozen parameters or integers in buffers")):
+    first = _AtFirst(what)
+    for held, called in ((first, "weights"), (fixed, "frozen parameters or integers in buffers")):
         begun = _of(told, held.name)
         if alike(begun):
             continue
@@ -113,7 +122,7 @@ def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: 
             why = "of other names, types or shapes none are taken"
         else:
             after = _make_alike(transport, [held], f"begin/{held.name}", told, min, deadline_s)
-            if held is what:
+            if held is first:
                 what.anchor_here()
             why = "" if alike(_of(after, held.name)) else "some values were lost on the way"
         _say_apart(transport.me, called, begun, why)

@@ -54,11 +54,12 @@ class Fixed:
         return Stand(f"{form} {digest_of(tensors)}")
 
     @torch.no_grad()
-    def average(self, weight: float, deadline_s: float) -> Outcome:
+    def average(self, weight: float, deadline_s: float | None = None) -> Outcome:
         """Rounds over everybody, in which one peer has weight 1 and all others 0: its values are taken. What
         does not come stays as it is. Returns the last round's outcome.
 
-        All peers call this, or none. Peers wait for each other for ``deadline_s`` at the first call.
+        All peers call this, or none. Peers wait for each other for ``deadline_s`` at the first call
+        (``None``: as long as they do for a round).
         Raises ValueError: the crew has more seats than average all at once.
         """
         tensors = [part.find() for part in self._parts]
@@ -76,7 +77,7 @@ class Fixed:
                 tensor.copy_(own.view(tensor.shape))
         return outcome
 
-    def _opened(self, flat: Sequence[torch.Tensor], deadline_s: float) -> Replica:
+    def _opened(self, flat: Sequence[torch.Tensor], deadline_s: float | None) -> Replica:
         self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2)
         part = Part("pieces of 16 bits", "all", lambda: self._pieces)
         replica = Replica([part], self._transport, direct, fp32, name=self.name, together_s=deadline_s)

@@ -64,6 +64,14 @@ class Whole:
         self._replica: Replica | None = None
         self._guarded: Replica | None = None
 
+    def at_first(self) -> Whole:
+        """The same values, for those to make alike that begin a training.
+
+        Its means go over a channel of their own. Peers that come later never open that one. At the end all
+        that are there open theirs together, and none has it open before the others wait for each other.
+        """
+        return Whole(f"{self._name}/begin", self._parts, self._transport)
+
     def digest(self) -> str:
         """Of the values as they are now."""
         return digest_of(part.find() for part in self._parts)

@@ -1048,6 +1048,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         BEGINNING,
     ),
     Sabotage(
+        "outbox: what is repaired of a done round has later values",
+        "src/ragtag/network/link/outbox.py",
+        "if run.key.round <= self._done.get(run.key.channel, -1):",
+        "if False:",
+        ("tests/network/test_outbox.py", "-k", "repaired"),
+    ),
+    Sabotage(
+        "streamed: a full socket wakes nobody for relayed datagrams",
+        "src/ragtag/network/link/streamed.py",
+        "self._await_room(left < len(data))",
+        "pass",
+        ("tests/network/test_streamed.py", "-k", "room"),
+    ),
+    Sabotage(
         "fixed: DDP's peers keep integers of their own",
         "src/ragtag/hooks/crew_hook.py",
         "Fixed(name, integers, self._transport).average(1.0 if first else 0.0)",

@@ -7,7 +7,7 @@ import pytest
 
 from ragtag.core.address import Address
 from ragtag.core.faults import Faults
-from ragtag.core.types import Bytes, MessageKey, Run, Send
+from ragtag.core.types import Bytes, MessageKey, Outcome, Run, Send
 from ragtag.core.wire import ANSWERS, CHUNK_BYTES, Identity, Kind, headers_of
 from ragtag.network.control.controller import Delivery
 from ragtag.network.link.flow import Flow, Hold
@@ -119,6 +119,22 @@ def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> N
     here.give(1)
     here.outbox.flush(9.1)
     assert headers_of(here.wire.rows[-1])["schema"].tolist() == [NEW], "what is begun now is of the new one"
+
+
+def test_what_is_repaired_of_a_round_that_is_done_is_as_it_was_asked_for() -> None:
+    """Its values are the next rounds' memory from then on, and would leave with this round's weights."""
+    here = Peer(0)
+    rows, ones, bits = np.full((3, CHUNK_BYTES), 7, np.uint8), np.ones(3, np.float32), np.ones(3, np.uint64)
+    run = Run(1, MessageKey(0, 4, 1, 0), 0, 3, rows, ones, bits, None, True)
+    none = np.zeros(0, np.float32)
+    done = Outcome(
+        0, 4, none, none, none.astype(np.uint64), none.astype(np.bool_), (), (), 0.0, 0.0, 0.0, 0.0, False
+    )
+    here.outbox.finish(0.0, done)
+    here.outbox.enqueue(Send(run, 60.0, True))
+    rows[:] = 9
+    here.outbox.flush(0.1)
+    assert (here.wire.rows[0][:, 64:] == 7).all()
 
 
 def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:

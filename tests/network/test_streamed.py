@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import select
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
 
-from ragtag.core.address import by_stream
+from ragtag.core.address import Address, by_stream
 from ragtag.core.seed import generator
 from ragtag.core.types import PeerId
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES, Kind
@@ -28,6 +28,22 @@ def crew_of(listen: Collection[PeerId] = (0, 1, 2), plain: bool = False) -> Iter
         for link in crew.links:
             undo.callback(link.close)
         yield crew
+
+
+class Full(UdpLink):
+    """Its socket takes nothing now, and would say when it does."""
+
+    def carry(self, data: memoryview | bytes, size: int, address: Address) -> int:
+        return 0
+
+
+def test_relayed_datagrams_that_found_no_room_wake_the_poll_once_there_is_some() -> None:
+    with closing(StreamedLink(Full())) as link:
+        poll = select.poll()
+        poll.register(link.fileno(), select.POLLIN)
+        assert poll.poll(0) == []
+        assert link.carry(bytes(1168), 1168, ("127.0.0.1", 9)) == 0
+        assert poll.poll(0), "UDP has room"
 
 
 @pytest.mark.parametrize("listen", [(0, 1), (0,), (1,)])

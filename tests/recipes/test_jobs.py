@@ -33,6 +33,18 @@ def test_a_job_that_raises_raises_here(processes: int) -> None:
         run_jobs([Job("good", _square, (1,)), Job("bad", _fail, ())], processes)
 
 
+def test_a_job_that_raises_ends_those_beside_it() -> None:
+    """Else Python waits for them at its end."""
+    script = (
+        "import math, time\n"
+        "from ragtag.recipes.jobs import Job, run_jobs\n"
+        "if __name__ == '__main__':\n"
+        "    run_jobs([Job('wait', time.sleep, (600.0,)), Job('bad', math.sqrt, (-1.0,))], 2)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60.0)
+    assert ended.returncode == 1 and b"ValueError" in ended.stderr
+
+
 def test_workers_end_with_who_asked_though_it_is_killed() -> None:
     """They hold its output open: its end shows theirs."""
     script = (

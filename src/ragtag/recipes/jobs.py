@@ -78,6 +78,10 @@ def _run_side_by_side(
                 raise TimeoutError(f"no part ended for {STALL_S:.0f} s; still open: {name}")
             for future in ended:
                 done(open_.pop(future), future.result())
+    except BaseException:
+        for process in list(pool._processes.values()):  # else Python would wait for them at its end
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -184,3 +184,16 @@ def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_crews_token_cannot_end() -> None:
     said = error_of(invoke("invite", "--minutes", "5"))
     assert "the token of a new crew holds its key, and cannot end" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("RUN", "--days", "1"), "--days is of a person's token"),
+        (("--days", "1"), "--days is of a person's token"),
+        (("RUN", "--listen", "192.0.2.1"), "--listen and --crew are of a new crew"),
+        (("RUN", "--crew", "otters"), "--listen and --crew are of a new crew"),
+    ],
+)
+def test_what_an_invitation_would_leave_out_is_refused(options: tuple[str, ...], said: str) -> None:
+    assert said in error_of(invoke("invite", *options))

@@ -68,6 +68,14 @@ def test_what_a_peer_says_twice_in_a_row_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_peer_that_its_launcher_lost_is_named(tmp_path: Path) -> None:
+    """The launcher's note is of the peer itself: the report said that the crew was lost."""
+    write_run(tmp_path, Story(rounds=40))
+    with TraceWriter(tmp_path / CREW_FILE) as writer:
+        writer.write(trace.Note(t=3.0, peer=2, what="lost", detail="ended by SIGKILL"))
+    assert [item.about for item in summarise(read_run(tmp_path)).items if item.what == "lost"] == [2]
+
+
 def test_charts_end_with_the_peers_and_not_with_their_launcher(tmp_path: Path) -> None:
     story = Story(rounds=40)
     write_run(tmp_path, story)

@@ -188,8 +188,10 @@ ForWhom = Annotated[
     str | None, typer.Option("--for", metavar="NAME", help="A token for this person, in a crew of --persons.")
 ]
 Days = Annotated[
-    float,
-    typer.Option("--days", min=0.001, max=366.0, metavar="N", help="With --for: it ends after so many days."),
+    float | None,
+    typer.Option(
+        "--days", min=0.001, max=366.0, metavar="N", help="With --for: it ends after so many days (7)."
+    ),
 ]
 Whom = Annotated[
     str,

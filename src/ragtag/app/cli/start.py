@@ -27,6 +27,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+_DAYS = 7.0  # of a person's token
+
 
 @plain_errors
 def demo(
@@ -175,7 +177,7 @@ def invite(
     minutes: options.Minutes = None,
     persons: options.PersonsOnly = False,
     person: options.ForWhom = None,
-    days: options.Days = 7.0,
+    days: options.Days = None,
     as_json: options.Json = False,
 ) -> None:
     """Print a token: all that another machine needs to join a crew.
@@ -200,9 +202,15 @@ def invite(
         raise ValueError("--for NAME is of a crew that there is: ragtag invite --for NAME --days N HOLDER")
     if persons and run_folder is not None:
         raise ValueError("--persons is for a new crew, and RUN is one that there is: give one of them")
+    if days is not None and person is None:
+        raise ValueError("--days is of a person's token (--for NAME); an invitation's end is --minutes N")
+    if run_folder is not None and not (listen is None and crew is None):
+        raise ValueError(
+            "--listen and --crew are of a new crew, and RUN is one that there is: give one of them"
+        )
     try:
         if person is not None and run_folder is not None:
-            token = for_person(_holder(run_folder), person, days)
+            token = for_person(_holder(run_folder), person, _DAYS if days is None else days)
         elif run_folder is not None:
             token = invitation_to(Path(run_folder), minutes)
         else:

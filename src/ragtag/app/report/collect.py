@@ -84,7 +84,9 @@ class Collector:
         elif isinstance(record, trace.Note):
             if record.what in MEMBERSHIP and record.other in self._to.peers:
                 self._to.peers[record.other].told = record.what
-            self._item(Item(record.t, record.what, record.other, record.detail, False, {record.peer}))
+            launchers = record.what == "lost" and record.other < 0  # it tells of the peer itself
+            about = record.peer if launchers else record.other
+            self._item(Item(record.t, record.what, about, record.detail, False, {record.peer}))
         elif isinstance(record, trace.Error):
             self._error(peer, record)
         elif isinstance(record, trace.Result) and len(self._to.results) < ITEMS_MAX:

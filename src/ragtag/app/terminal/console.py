@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from contextlib import suppress
@@ -23,6 +24,8 @@ class SparedConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        if isinstance(self.file, io.TextIOWrapper):  # one character less, and no error, where it has no such
+            self.file.reconfigure(errors="replace")
         self.lost, self._why, self._again_s = 0, "", 0.0
 
     def print(self, *objects: Any, **options: Any) -> None:

@@ -360,10 +360,11 @@ class Driver:
 
     def traffic(self) -> Traffic:
         """What has been sent and received (a snapshot)."""
-        lost = sum(flow.path.acked - flow.path.received for flow in self.engine.flows.values())
+        flows = list(self.engine.flows.values())  # at once: the driver's thread adds newcomers
+        lost = sum(flow.path.acked - flow.path.received for flow in flows)
         return Traffic(
             bytes_sent=self.engine.outbox.sent_bytes,
-            bytes_received=sum(f.inbound.received for f in self.engine.flows.values()) * DATAGRAM_BYTES,
+            bytes_received=sum(flow.inbound.received for flow in flows) * DATAGRAM_BYTES,
             datagrams_sent=self.engine.outbox.sent,
             datagrams_received=self.engine.inbox.received,
             datagrams_lost=max(0, lost),

@@ -177,7 +177,7 @@ class MemoryLink:
                 return
             room = self.capacity - self._waiting
             size = 1 if isinstance(data, bytes) else len(data)
-            taken = size if size <= room else room - room % per
+            taken = size if size <= room else room - room % max(1, per)
             self.overflowed += size - taken
             if taken == 0:
                 return

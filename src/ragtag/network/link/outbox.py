@@ -38,6 +38,7 @@ class Outbox:
         self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
         self._capacity = link.capacity
+        self._done: dict[int, int] = {}  # by channel, the newest round that is done
         self.clock_ns = time.time_ns
         """By which links say when something came."""
         self.blocked = False
@@ -82,6 +83,7 @@ class Outbox:
     def finish(self, now_s: float, outcome: Outcome) -> None:
         """A round is done and its values may change: copy those that are still to be sent."""
         self._framer.forget()
+        self._done[outcome.channel] = max(outcome.round, self._done.get(outcome.channel, -1))
         for flow in self._busy.values():
             flow.expire(now_s)
             for outgoing in flow.queue:
@@ -127,7 +129,10 @@ class Outbox:
         self._busy[flow.peer] = flow
         alive = None if arrive is None else arrive[chunks]
         schema = self._framer.schemas.get(run.key.channel)
-        flow.push(Outgoing(run, chunks, alive, effect.deadline_s, schema, effect.first))
+        outgoing = Outgoing(run, chunks, alive, effect.deadline_s, schema, effect.first)
+        if run.key.round <= self._done.get(run.key.channel, -1):  # what is repaired after the round is done
+            outgoing.detach()
+        flow.push(outgoing)
 
     def flush(self, now_s: float) -> None:
         """Send what may leave now, and repeat end markers that have not been answered."""

@@ -15,7 +15,7 @@ import numpy as np
 from ragtag.core.address import Address, family_of, is_stream
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.link import TRAIN, Carrier, Failures, Received, Wrapped, is_wrapped
+from ragtag.network.link.link import TRAIN, Carrier, Failures, Received, TooLarge, Wrapped, is_wrapped
 from ragtag.network.link.streams import Streams
 from ragtag.protocols.relays import FORWARD_BYTES
 
@@ -95,7 +95,11 @@ class StreamedLink:
         if is_stream(address):
             left = self.streams.send(rows.reshape(-1).data, per * DATAGRAM_BYTES, address)
             return left // DATAGRAM_BYTES
-        left = self._link.send(rows, address, per)
+        try:
+            left = self._link.send(rows, address, per)
+        except TooLarge:
+            self._await_room(True)
+            raise
         self._await_room(left < len(rows))
         return left
 
@@ -110,7 +114,9 @@ class StreamedLink:
         """Send datagrams of ``size`` bytes each; how many bytes left. As ``Carrier``."""
         if is_stream(address):
             return self.streams.send(data, size, address)
-        return self._link.carry(data, size, address)
+        left = self._link.carry(data, size, address)
+        self._await_room(left < len(data))
+        return left
 
     def _await_room(self, blocked: bool) -> None:
         """Have the descriptor wake when the socket below has room again: no poll can ask ours for that."""

@@ -114,7 +114,7 @@ class Group:
                     run.mask,
                     run.ended,
                 )
-                effects[i] = Send(moved, effect.deadline_s)
+                effects[i] = Send(moved, effect.deadline_s, effect.first)
             elif isinstance(effect, Noted):
                 effects[i] = Noted(effect.what, peers[effect.peer], effect.detail)
             elif isinstance(effect, Done):

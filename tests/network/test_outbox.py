@@ -14,7 +14,7 @@ from ragtag.network.link.flow import Flow, Hold
 from ragtag.network.link.frame import Framer, Short
 from ragtag.network.link.inbox import Inbox
 from ragtag.network.link.inject import Injector
-from ragtag.network.link.link import TRAIN, Received
+from ragtag.network.link.link import TRAIN, Received, TooLarge
 from ragtag.network.link.outbox import KEEP_OPEN_S, Outbox
 from ragtag.protocols.node import Node
 
@@ -135,6 +135,37 @@ def test_what_is_repaired_of_a_round_that_is_done_is_as_it_was_asked_for() -> No
     rows[:] = 9
     here.outbox.flush(0.1)
     assert (here.wire.rows[0][:, 64:] == 7).all()
+
+
+def test_a_channel_that_is_opened_anew_copies_nothing_of_its_first_rounds() -> None:
+    here = Peer(0)
+    none = np.zeros(0, np.float32)
+    bits, bools = none.astype(np.uint64), none.astype(np.bool_)
+    here.outbox.finish(0.0, Outcome(0, 9, none, none, bits, bools, (), (), 0.0, 0.0, 0.0, 0.0, False))
+    rows, ones, own = np.zeros((3, CHUNK_BYTES), np.uint8), np.ones(3, np.float32), np.ones(3, np.uint64)
+    sent = Send(Run(1, MessageKey(0, 0, 0, 1), 0, 3, rows, ones, own, None, True), 60.0)
+    here.outbox.enqueue(sent)
+    assert here.flow.queue[-1].run.payload is not rows, "of a round before one that is done"
+    here.outbox.opened(0)
+    here.outbox.enqueue(sent)
+    assert here.flow.queue[-1].run.payload is rows
+
+
+def test_what_is_too_large_for_the_first_hop_leaves_in_smaller_ones_at_once() -> None:
+    """The link has room: nothing would wake a driver that took it for full."""
+    here = Peer(0)
+    here.flow.path.mtu.packets = 5
+    send = here.wire.send
+
+    def first_hop(rows: Bytes, address: Address, per: int = 1) -> int:
+        if per > 1:
+            raise TooLarge
+        return send(rows, address, per)
+
+    here.wire.send = first_hop  # type: ignore[method-assign]
+    here.give(20)
+    here.outbox.flush(0.0)
+    assert not here.outbox.blocked and not here.flow.queue and sum(map(len, here.wire.rows)) == 20
 
 
 def test_what_keeps_a_message_from_leaving_is_known_and_for_how_long() -> None:

@@ -244,6 +244,7 @@ class Driver:
         """``configure`` in the driver's own thread. Raises ValueError: the channel cannot open."""
         self.node.configure(number, channel, now_s)
         self.engine.framer.open(number, schema)
+        self.engine.outbox.opened(number)
         if channel.n_chunks >= LARGE_CHUNKS and not channel.passing:
             self._compile()
 

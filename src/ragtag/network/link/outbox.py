@@ -91,6 +91,10 @@ class Outbox:
                 if key.channel == outcome.channel and key.round == outcome.round:
                     outgoing.detach()
 
+    def opened(self, channel: int) -> None:
+        """A channel is opened, perhaps anew: its rounds are counted from the first."""
+        self._done.pop(channel, None)
+
     def bye(self, now_s: float, copies: int) -> None:
         """Tell every peer, in so many copies, that this one leaves."""
         for flow in self._flows.values():
@@ -210,8 +214,13 @@ class Outbox:
         """Send what may leave at once, of several messages where the first ones are short."""
         room = min(_SEND_ROWS, flow.path.train(now_s))
         while room > 0 and flow.queue:
-            outgoing = flow.queue[0]
+            outgoing, packets = flow.queue[0], flow.path.mtu.packets
             sent = self._send_some(now_s, flow, room)
+            if (
+                flow.path.mtu.packets < packets
+            ):  # the first hop takes no such datagrams: go on in smaller ones
+                room -= sent
+                continue
             if sent <= 0:
                 self.blocked = True
             if sent <= 0 or outgoing.at < len(outgoing.chunks):

@@ -15,7 +15,7 @@ import numpy as np
 from ragtag.core.address import Address, family_of, is_stream
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
-from ragtag.network.link.link import TRAIN, Carrier, Failures, Received, TooLarge, Wrapped, is_wrapped
+from ragtag.network.link.link import TRAIN, Carrier, Failures, Received, Wrapped, is_wrapped
 from ragtag.network.link.streams import Streams
 from ragtag.protocols.relays import FORWARD_BYTES
 
@@ -95,11 +95,7 @@ class StreamedLink:
         if is_stream(address):
             left = self.streams.send(rows.reshape(-1).data, per * DATAGRAM_BYTES, address)
             return left // DATAGRAM_BYTES
-        try:
-            left = self._link.send(rows, address, per)
-        except TooLarge:
-            self._await_room(True)
-            raise
+        left = self._link.send(rows, address, per)
         self._await_room(left < len(rows))
         return left
 

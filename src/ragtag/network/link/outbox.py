@@ -216,9 +216,8 @@ class Outbox:
         while room > 0 and flow.queue:
             outgoing, packets = flow.queue[0], flow.path.mtu.packets
             sent = self._send_some(now_s, flow, room)
-            if (
-                flow.path.mtu.packets < packets
-            ):  # the first hop takes no such datagrams: go on in smaller ones
+            # the first hop takes no such datagrams: go on in smaller ones
+            if flow.path.mtu.packets < packets:
                 room -= sent
                 continue
             if sent <= 0:

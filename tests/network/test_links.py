@@ -17,6 +17,7 @@ from ragtag.network import link as links
 from ragtag.network.link.link import SLAB_ROWS, Link, Received
 from ragtag.network.link.memory import HOST, Hub, MemoryLink
 from ragtag.network.link.udp import UdpLink
+from ragtag.protocols.relays import FORWARD_BYTES
 from tests.network import crew as crews
 from tests.network.crew import Crew, mean_of
 
@@ -54,6 +55,14 @@ def test_what_is_sent_comes_with_its_sources_address(pair: tuple[MemoryLink, Mem
     assert np.array_equal(got.table, rows_of(7)) and got.sources == [(7, source.address)]
     assert (got.short, got.short_sources) == ([b"h" * HEADER_BYTES], [source.address])
     assert got.drained and not readable(dest)
+
+
+def test_relayed_datagrams_for_a_link_that_is_full_are_lost_and_counted() -> None:
+    hub = Hub(first_hop=2)
+    with closing(MemoryLink(hub=hub)) as source, closing(MemoryLink(hub=hub, capacity=1)) as dest:
+        size = DATAGRAM_BYTES + FORWARD_BYTES
+        assert source.carry(bytes(3 * size), size, dest.address) == 3 * size
+        assert dest.overflowed == 2
 
 
 def test_one_pass_takes_no_more_than_its_slab() -> None:

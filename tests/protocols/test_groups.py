@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from ragtag.core.types import (
     MessageKey,
     Noted,
     Outcome,
+    Run,
     Send,
     Timer,
 )
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
-from ragtag.protocols.groups.host import ANNOUNCE, WAIT, encode_wait
+from ragtag.protocols.groups.group import Group
+from ragtag.protocols.groups.host import ANNOUNCE, WAIT, Roster, encode_wait
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
 from ragtag.protocols.rounds.base import SCATTER, blob_message
@@ -350,3 +353,15 @@ def test_a_host_that_waits_longer_than_one_believes_is_believed_in_a_later_round
         assert [e.what for e in effects if isinstance(e, Noted)] == ["no roster"]
         at_s = until.at_s + 1.0
     assert all(b > 1.5 * a for a, b in itertools.pairwise(waits[:6])) and waits[-1] < 64 * 1.5 * waits[0]
+
+
+def test_what_goes_first_in_a_round_goes_first_in_a_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests and answers of repairs do, before whole messages that wait for a slow line."""
+    group = Group(7, 2, Roster(5, (3, 7, 9), (0, 1, 2), 0.25), channel(), None)
+    rows = np.zeros((1, 8), np.uint8)
+    run = Run(
+        2, MessageKey(0, 2, 1, 0), 0, 1, rows, np.ones(1, np.float32), np.ones(1, np.uint64), None, True
+    )
+    monkeypatch.setattr(group, "machine", SimpleNamespace(step=lambda now_s, event: [Send(run, 1.0, True)]))
+    (sent,) = group.expire(0.0, Timer(0, 2, "repair"))
+    assert isinstance(sent, Send) and sent.run.peer == 9 and sent.first

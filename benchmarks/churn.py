@@ -8,7 +8,8 @@ every 10 s on average (seeded). Newcomers' processes are started before, and wai
 machine of their own, as newcomers have, importing torch would not slow the others down. Printed: the
 longest pause of a peer that was neither frozen nor starting, in median rounds; how long newcomers took from
 their first message to their first average, and where it went; accuracy of both runs; how far the survivors'
-models lie apart. With --no-calm and --out the calm run that is stored there stays, with its own command.
+models lie apart; what their processes hold in memory, in the second quarter of the run and in the last.
+With --no-calm and --out the calm run that is stored there stays, with its own command.
 """
 
 from __future__ import annotations
@@ -231,7 +232,26 @@ class Run:
             "ends": ends,
             "failed": failed,
             "distance": self.distances(),
+            "memory_mb": self.memory(),
         }
+
+    def memory(self) -> list[tuple[float, float]]:
+        """Of each peer that was there throughout: the median of what it held in the second quarter of the
+        run, and in the last.
+        """
+        found, whole_s = [], self.ends_s - self.began_s
+        for peer in self.peers[: self.arguments.peers]:
+            if peer.killed_s < math.inf:
+                continue
+            held = [
+                ((o["t"] - self.began_s) / whole_s, o["memory_mb"])
+                for o in peer.lines()
+                if o["what"] == "round"
+            ]
+            quarters = [[mb for at, mb in held if a < at < b] for a, b in ((0.25, 0.5), (0.75, 1.0))]
+            if all(quarters):
+                found.append((statistics.median(quarters[0]), statistics.median(quarters[1])))
+        return found
 
     def distances(self) -> dict:
         """How far survivors lie from their mean after the last average, beside what a round moves a model."""
@@ -317,6 +337,9 @@ def show(name: str, found: dict) -> None:
     print(f"  accuracy {', '.join(f'{a:.1%}' for a in found['accuracy'])}; steps {found['steps']}")
     if found["failed"]:
         print(f"  FAILED: processes {found['failed']}")
+    if found["memory_mb"]:
+        held = ", ".join(f"{early:.0f} and {late:.0f}" for early, late in found["memory_mb"])
+        print(f"  MB held by those there throughout, second and last quarter: {held}")
     d = found["distance"]
     print(
         f"  distance from the mean of all survivors: worst {d['worst']:.2e}, median {d['median']:.2e}; "

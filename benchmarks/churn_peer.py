@@ -34,6 +34,15 @@ def model_of(parameters: int) -> nn.Module:
     )
 
 
+def resident_mb() -> float:
+    """What this process holds in memory, in MB of 2^20 bytes; 0 where Linux's /proc is not there."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def main() -> None:
     out, parameters, every, averager = Path(sys.argv[1]), *map(float, sys.argv[2:4]), sys.argv[4]
     lines = out.open("w", buffering=1)
@@ -69,6 +78,7 @@ def main() -> None:
             of=len(outcome.averaged),
             live=len(crew.live),
             weight=float(outcome.weight.max()),
+            memory_mb=resident_mb(),
         )
 
     optimizer = crew.optimizer(

@@ -2,6 +2,7 @@
 
     python benchmarks/lab_averaging.py                          # 4 peers, 16 MB, 500 Mbit/s each way; root
     python benchmarks/lab_averaging.py --mbit 100 --mb 4
+    python benchmarks/lab_averaging.py -n 2 --mbit 100 --mb 4 --delay-ms 25 --losses 0.01
 
 For each loss a lab (benchmarks/lab) is built, and each way averages in it, round by round. All peers are told
 to begin a round by a pipe, which no link delays; the round takes as long as its slowest peer. Ragtag's
@@ -205,7 +206,8 @@ def dropped(lab: Lab) -> int:
 def measure(loss: float, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each way at one loss."""
     rows = []
-    with Lab(asked.n, rate_mbit=asked.mbit, queue_ms=asked.queue_ms, loss=loss, burst=asked.burst) as lab:
+    line = {"rate_mbit": asked.mbit, "queue_ms": asked.queue_ms, "delay_ms": asked.delay_ms}
+    with Lab(asked.n, **line, loss=loss, burst=asked.burst) as lab:
         for kind, ways in (("ours", list(OURS)), *(("gloo", [way]) for way in GLOO)):
             ways = [way for way in ways if way in asked.ways]
             if not ways:
@@ -236,6 +238,7 @@ def summary(rounds: list[dict[str, Any]], asked: argparse.Namespace) -> dict[str
     }
     return {
         "rounds": len(rounds), "median_s": statistics.median(took_s), "longest_s": max(took_s), **means,
+        "p99_s": sorted(took_s)[int(0.99 * len(took_s))],
         "dropped": statistics.fmean(one["dropped"] for one in rounds), "s": took_s,
     }  # fmt: skip
 
@@ -261,6 +264,7 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=16.0, help="of float32")
     parser.add_argument("--mbit", type=float, default=500.0, help="per second, each way")
     parser.add_argument("--queue-ms", type=float, default=20.0)
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way")
     parser.add_argument("--losses", type=float, nargs="+", default=[0.0, 0.001, 0.01, 0.05, 0.1])
     parser.add_argument("--burst", type=float, help="so many lost in a row, on average")
     parser.add_argument("--rounds", type=int, default=15)

@@ -13,7 +13,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Average, Bytes, Offer, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rounds.gather import gather
+from ragtag.protocols.rounds.gather import gather, nothing_gathered
 from tests.protocols.harness import TINY, World
 
 MOST = 12
@@ -189,3 +189,11 @@ def test_a_channel_takes_what_its_method_is_for() -> None:
         node.step(0.0, Offer(0, rows_of(0, 0, MOST + 1), 1.0))
     with pytest.raises(ValueError, match="give uint8"):
         node.step(0.0, Offer(0, np.zeros((2, 8), np.uint8), 1.0))
+
+
+def test_in_place_of_a_round_all_that_was_offered_goes_back() -> None:
+    outcome = nothing_gathered(7)
+    assert outcome.channel == 7 and outcome.gathered is not None
+    assert len(outcome.gathered.rows) == len(outcome.gathered.factor) == len(outcome.gathered.block) == 0
+    assert outcome.gathered.whole.all() and not outcome.gathered.none.any(), "nothing more is waited for"
+    assert (outcome.weight == 0).all() and (outcome.heard == 0).all() and not outcome.averaged.any()

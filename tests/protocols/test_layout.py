@@ -25,6 +25,12 @@ def test_blocks_cut_a_vector_into_consecutive_parts(n_chunks: int, n_blocks: int
     assert max(layout.sizes) - min(layout.sizes) <= 1
 
 
+def test_a_name_that_no_block_has_is_no_blocks_number() -> None:
+    layout = layout_of(10, 3, (1, 0, 4))
+    assert [layout.number(name) for name in layout.names[::2]] == [0, 2]
+    assert layout.number(layout.starts[2] + 1) == -1, "it compares with numbers, as all that comes does"
+
+
 @given(st.integers(0, 2**32), st.integers(0, 2**32 - 1), SIZES)
 def test_owners_are_a_permutation(seed: int, round_: int, n: int) -> None:
     assert sorted(rotating_owners(seed, round_, n, frozenset(range(n)))) == list(range(n))

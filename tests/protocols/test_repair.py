@@ -177,6 +177,28 @@ def test_an_answer_ends_its_message_only_after_the_end() -> None:
         assert effect.run.ended == (copies == COPIES)
 
 
+def test_a_request_in_several_parts_is_answered_with_all_its_copies_and_in_no_other_number() -> None:
+    repairer, _ = receiver()
+    long = 2 * BITS + 5
+    whole = Run(
+        5,
+        KEY,
+        0,
+        long,
+        np.zeros((long, CHUNK_BYTES), np.uint8),
+        np.ones(long, np.float32),
+        np.zeros(long, np.uint64),
+    )
+    repairer.remember(whole)
+    missing = np.isin(np.arange(long), (3, BITS + 7, long - 1))
+    asked = replace(request(0, KEY, missing, 1, COPIES), peer=5)
+    assert asked.total == COPIES * 3
+    (effect,) = repairer.answer(asked, 9.0)
+    assert isinstance(effect, Send) and effect.run.mask is not None
+    assert np.array_equal(effect.run.mask, missing)
+    assert repairer.answer(replace(request(0, KEY, missing, 2, COPIES), peer=5, total=2 * 3), 9.0) == []
+
+
 # -- A share that is enough
 
 

@@ -473,3 +473,14 @@ def test_a_word_that_did_not_count_is_seen() -> None:
     found = Gathered(marks, ones, np.zeros(2, np.int64), blocks, ~blocks)
     assert one.agreed(found) == (True, False)
     assert one.on, "it follows the most"
+
+
+def test_what_decoding_takes_is_of_all_that_came_in_a_round() -> None:
+    """Where nothing else takes time, so does a round with a selection."""
+    one = bypass(TappedCrew(4))
+    one.selected(0.0, 0)
+    one.added(0.9)
+    one.sent_whole(one.message_bytes, replace(outcome(0.1, heard=(15, 15, 15)), gather_s=1.0))
+    found = one.estimate()
+    assert found is not None
+    assert found.sparse_s == pytest.approx(0.9)

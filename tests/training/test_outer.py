@@ -235,11 +235,13 @@ def test_a_state_of_other_parameters_changes_nothing() -> None:
     before = optimizer.state_dict()
     state = copy.deepcopy(optimizer._averaged.outer_state)
     state["momentum"]["0.weight"] = torch.zeros(2)
+    listed = {**optimizer._averaged.outer_state, "anchor": [torch.zeros(2)]}
     snapshot = replace(capture(optimizer._averaged), outer=state, step=77)
     for load in (
         lambda: restore(snapshot, optimizer._averaged),
         lambda: setattr(optimizer._averaged, "outer_state", state),
         lambda: setattr(optimizer._averaged, "outer_state", {"anchor": {}}),
+        lambda: setattr(optimizer._averaged, "outer_state", listed),
     ):
         with pytest.raises(ValueError, match="outer momentum"):
             load()

@@ -116,6 +116,20 @@ FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_fe
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "told: mixed chunks say nothing of it",
+        REDUCE,
+        "Result(**came._asdict(), judged=judged)",
+        "Result(*came[:4], judged=judged)",
+        ("tests/protocols/test_hadamard.py", "-k", "alone_nothing_is_told"),
+    ),
+    Sabotage(
+        "numbers: the first of a sender is 1",
+        "src/ragtag/network/link/flow.py",
+        "return self.received > 0 and LEAP_MAX",
+        "return LEAP_MAX",
+        ("tests/network/test_flow.py", "-k", "any_number"),
+    ),
+    Sabotage(
         "end: a peer that comes then waits for a round",
         "src/ragtag/protocols/crew/standing.py",
         "return bool(rest) and rest <= self._board.notices(END).posts.keys()",

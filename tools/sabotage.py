@@ -114,7 +114,23 @@ IN_TURN = ("tests/training/test_streaming.py", "-k", "each_round_steps_one")
 WAITED_FOR = ("tests/protocols/test_progress.py",)
 FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
 
+MADE_UP = ("tests/protocols/test_member.py", "-k", "made_up_in or recorded or forged")
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "numbers: one that is made up shuts a member out",
+        "src/ragtag/protocols/membership/machine.py",
+        "        entry.window = ReplayWindow(opened.number, 1)\n",
+        "        return False\n",
+        MADE_UP,
+    ),
+    Sabotage(
+        "numbers: any answer begins them anew",
+        "src/ragtag/protocols/membership/machine.py",
+        " or not self._prober.awaits(name, message.nonce):",
+        ":",
+        MADE_UP,
+    ),
     Sabotage(
         "told: mixed chunks say nothing of it",
         REDUCE,

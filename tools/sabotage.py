@@ -118,6 +118,20 @@ MADE_UP = ("tests/protocols/test_member.py", "-k", "made_up_in or recorded or fo
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "streams: an end that only receives answers nothing",
+        STREAMS,
+        "if found and stream.owes_s == math.inf:",
+        "if False:",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "streams: null packets are answered, too",
+        STREAMS,
+        "if found and stream.owes_s == math.inf:",
+        "if stream.owes_s == math.inf:",
+        OVER_TCP,
+    ),
+    Sabotage(
         "numbers: one that is made up shuts a member out",
         "src/ragtag/protocols/membership/machine.py",
         "        entry.window = ReplayWindow(opened.number, 1)\n",

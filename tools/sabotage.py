@@ -116,7 +116,51 @@ FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_fe
 
 MADE_UP = ("tests/protocols/test_member.py", "-k", "made_up_in or recorded or forged")
 
+ROUNDED = ("tests/simulation/test_transport.py", "tests/simulation/test_check_means.py", "-k", "codec")
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "stamps: those of the reading",
+        "src/ragtag/network/link/udp.py",
+        "                    stamp = data\n",
+        "                    stamp = _TIMESPEC.pack(*divmod(time.time_ns(), 1_000_000_000))\n",
+        ("tests/network/test_udp.py", "-k", "kernel_says"),
+    ),
+    Sabotage(
+        "traffic: flows are looked at one by one",
+        "src/ragtag/network/driver/driver.py",
+        "flows = list(self.engine.flows.values())",
+        "flows = self.engine.flows.values()",
+        ("tests/network/test_driver.py", "-k", "while_its_traffic"),
+    ),
+    Sabotage(
+        "another place: what all opened together is opened again",
+        "src/ragtag/app/crew/transport.py",
+        "        if together:\n            self._together.add(channel)\n",
+        "",
+        ("tests/app/crew/test_transport.py", "-k", "opened_together"),
+    ),
+    Sabotage(
+        "check: means of codecs that round are not held",
+        "src/ragtag/simulation/transport.py",
+        'if method.kind in ("central", "published") or schema.fragments > 1 or method.hadamard:',
+        'if method.kind in ("central", "published") or schema.fragments > 1 or not codec.exact:',
+        ROUNDED,
+    ),
+    Sabotage(
+        "check: means of codecs that round are held to sums alone",
+        "src/ragtag/simulation/check/means.py",
+        "    if not codec.exact:\n        errors",
+        "    if False:\n        errors",
+        ROUNDED,
+    ),
+    Sabotage(
+        "simulator: a mean stays as long as somebody holds it",
+        "src/ragtag/simulation/transport.py",
+        "return self._lent(peer, came.popleft())",
+        "return came.popleft()",
+        ("tests/simulation/test_transport.py", "-k", "next_but_one"),
+    ),
     Sabotage(
         "streams: an end that only receives answers nothing",
         STREAMS,

@@ -118,7 +118,30 @@ MADE_UP = ("tests/protocols/test_member.py", "-k", "made_up_in or recorded or fo
 
 ROUNDED = ("tests/simulation/test_transport.py", "tests/simulation/test_check_means.py", "-k", "codec")
 
+NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questions")
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "waiting: a second stage is taken to last as long as it may",
+        "src/ragtag/protocols/channel/budgets.py",
+        "return self.gather.middle_s()",
+        "return self.gather.budget_s()",
+        ("tests/protocols/test_asking.py", "-k", "ring_of_cuts"),
+    ),
+    Sabotage(
+        "waiting: questions of the next round say nothing",
+        PROGRESS,
+        "if owed and owed <= self.never:",
+        "if False:",
+        NEXT_ROUND,
+    ),
+    Sabotage(
+        "waiting: one question of the next round is enough",
+        PROGRESS,
+        "if owed and owed <= self.never:",
+        "if owed:",
+        NEXT_ROUND,
+    ),
     Sabotage(
         "stamps: those of the reading",
         "src/ragtag/network/link/udp.py",

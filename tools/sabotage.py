@@ -122,6 +122,13 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questi
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "waiting: of an average the first part that comes decides",
+        PROGRESS,
+        "told[told_by] = told.get(told_by, 0) | int(np.bitwise_or.reduce(heard))",
+        "told.setdefault(told_by, int(np.bitwise_or.reduce(heard)))",
+        (*WAITED_FOR, "-k", "in_parts"),
+    ),
+    Sabotage(
         "waiting: a second stage is taken to last as long as it may",
         "src/ragtag/protocols/channel/budgets.py",
         "return self.gather.middle_s()",

@@ -114,7 +114,125 @@ IN_TURN = ("tests/training/test_streaming.py", "-k", "each_round_steps_one")
 WAITED_FOR = ("tests/protocols/test_progress.py",)
 FEEDBACK, BOOKS = "src/ragtag/codecs/sparse/feedback.py", ("tests/codecs/test_feedback.py",)
 
+MADE_UP = ("tests/protocols/test_member.py", "-k", "made_up_in or recorded or forged")
+
+ROUNDED = ("tests/simulation/test_transport.py", "tests/simulation/test_check_means.py", "-k", "codec")
+
+NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questions")
+
 SABOTAGES: tuple[Sabotage, ...] = (
+    Sabotage(
+        "waiting: of an average the first part that comes decides",
+        PROGRESS,
+        "told[told_by] = told.get(told_by, 0) | int(np.bitwise_or.reduce(heard))",
+        "told.setdefault(told_by, int(np.bitwise_or.reduce(heard)))",
+        (*WAITED_FOR, "-k", "in_parts"),
+    ),
+    Sabotage(
+        "waiting: a second stage is taken to last as long as it may",
+        "src/ragtag/protocols/channel/budgets.py",
+        "return self.gather.middle_s()",
+        "return self.gather.budget_s()",
+        ("tests/protocols/test_asking.py", "-k", "ring_of_cuts"),
+    ),
+    Sabotage(
+        "waiting: questions of the next round say nothing",
+        PROGRESS,
+        "if owed and owed <= self.never:",
+        "if False:",
+        NEXT_ROUND,
+    ),
+    Sabotage(
+        "waiting: one question of the next round is enough",
+        PROGRESS,
+        "if owed and owed <= self.never:",
+        "if owed:",
+        NEXT_ROUND,
+    ),
+    Sabotage(
+        "stamps: those of the reading",
+        "src/ragtag/network/link/udp.py",
+        "                    stamp = data\n",
+        "                    stamp = _TIMESPEC.pack(*divmod(time.time_ns(), 1_000_000_000))\n",
+        ("tests/network/test_udp.py", "-k", "kernel_says"),
+    ),
+    Sabotage(
+        "traffic: flows are looked at one by one",
+        "src/ragtag/network/driver/driver.py",
+        "flows = list(self.engine.flows.values())",
+        "flows = self.engine.flows.values()",
+        ("tests/network/test_driver.py", "-k", "while_its_traffic"),
+    ),
+    Sabotage(
+        "another place: what all opened together is opened again",
+        "src/ragtag/app/crew/transport.py",
+        "        if together:\n            self._together.add(channel)\n",
+        "",
+        ("tests/app/crew/test_transport.py", "-k", "opened_together"),
+    ),
+    Sabotage(
+        "check: means of codecs that round are not held",
+        "src/ragtag/simulation/transport.py",
+        'if method.kind in ("central", "published") or schema.fragments > 1 or method.hadamard:',
+        'if method.kind in ("central", "published") or schema.fragments > 1 or not codec.exact:',
+        ROUNDED,
+    ),
+    Sabotage(
+        "check: means of codecs that round are held to sums alone",
+        "src/ragtag/simulation/check/means.py",
+        "    if not codec.exact:\n        errors",
+        "    if False:\n        errors",
+        ROUNDED,
+    ),
+    Sabotage(
+        "simulator: a mean stays as long as somebody holds it",
+        "src/ragtag/simulation/transport.py",
+        "return self._lent(peer, came.popleft())",
+        "return came.popleft()",
+        ("tests/simulation/test_transport.py", "-k", "next_but_one"),
+    ),
+    Sabotage(
+        "streams: an end that only receives answers nothing",
+        STREAMS,
+        "if found and stream.owes_s == math.inf:",
+        "if False:",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "streams: null packets are answered, too",
+        STREAMS,
+        "if found and stream.owes_s == math.inf:",
+        "if stream.owes_s == math.inf:",
+        OVER_TCP,
+    ),
+    Sabotage(
+        "numbers: one that is made up shuts a member out",
+        "src/ragtag/protocols/membership/machine.py",
+        "        entry.window = ReplayWindow(opened.number, 1)\n",
+        "        return False\n",
+        MADE_UP,
+    ),
+    Sabotage(
+        "numbers: any answer begins them anew",
+        "src/ragtag/protocols/membership/machine.py",
+        " or not self._prober.awaits(name, message.nonce):",
+        ":",
+        MADE_UP,
+    ),
+    Sabotage(
+        "told: mixed chunks say nothing of it",
+        REDUCE,
+        "Result(**came._asdict(), judged=judged)",
+        "Result(*came[:4], judged=judged)",
+        ("tests/protocols/test_hadamard.py", "-k", "alone_nothing_is_told"),
+    ),
+    Sabotage(
+        "numbers: the first of a sender is 1",
+        "src/ragtag/network/link/flow.py",
+        "return self.received > 0 and LEAP_MAX",
+        "return LEAP_MAX",
+        ("tests/network/test_flow.py", "-k", "any_number"),
+    ),
     Sabotage(
         "end: a peer that comes then waits for a round",
         "src/ragtag/protocols/crew/standing.py",

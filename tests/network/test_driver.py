@@ -20,9 +20,11 @@ from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Bytes, Event, MessageKey, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES, Identity
 from ragtag.network.control.controller import QUANTUM_S
+from ragtag.network.control.path import Path
 from ragtag.network.control.window import LossWindow
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.link import open_link
+from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.district import partners
@@ -490,6 +492,27 @@ def arrived(crew: Crew, peer: int, round_: int) -> dict[tuple[int, int], bytes]:
 
 
 # -- Misuse, and the end of the thread
+
+
+def test_a_peer_may_come_while_its_traffic_is_added_up() -> None:
+    with Crew(2) as crew:
+        crew.meet()
+        driver = crew.drivers[0]
+        driver.close(PATIENCE_S)  # its thread adds flows; here one that is looked at does, at the worst time
+        flows = driver.engine.flows
+        before, known = driver.traffic(), flows[1]
+
+        class Brings:
+            inbound = known.inbound
+
+            @property
+            def path(self) -> Path:
+                flows.setdefault(2 + len(flows), Flow(2, known.address))
+                return known.path
+
+        flows[1] = Brings()  # type: ignore[assignment]
+        assert driver.traffic() == before
+        assert len(flows) > 1
 
 
 def test_misuse_fails_the_call_and_not_the_driver() -> None:

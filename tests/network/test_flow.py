@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import MessageKey, Run
-from ragtag.network.link.flow import ENDINGS_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
+from ragtag.network.link.flow import ENDINGS_MAX, LEAP_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
 
 U32 = (1 << 32) - 1
 
@@ -73,6 +73,20 @@ def test_what_came_is_counted_and_waits_for_an_answer() -> None:
     inbound.count(2.0, 51, 60, 10)
     assert (inbound.highest, inbound.received, inbound.unanswered) == (60, 50, 50)
     assert inbound.reorder_s == 0.0
+
+
+@pytest.mark.parametrize("first", [1, LEAP_MAX + 2, (1 << 31) + 5, U32])
+def test_the_first_datagram_may_have_any_number_and_no_later_one(first: int) -> None:
+    """To a peer that was restarted the others go on counting; their first numbers are as far as they are."""
+    inbound = Inbound()
+    assert inbound.enter(100)
+    assert not inbound.leaps(first)
+    inbound.count(1.0, first, first, 1)
+    assert inbound.highest == first
+    assert not inbound.unordered
+    assert inbound.whole == (first == 1), "what was sent before may have been lost"
+    assert not inbound.leaps(first + LEAP_MAX & U32)
+    assert inbound.leaps(first + LEAP_MAX + 1 & U32)
 
 
 def test_a_copy_does_not_make_up_for_what_was_lost() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ragtag.core.address import Address, by_stream, from_stream
 from ragtag.core.seed import generator
 from ragtag.network.link.streams import (
+    ANSWER_S,
     IDLE_S,
     MAGIC,
     SILENT_S,
@@ -60,12 +61,18 @@ def test_whatever_comes_is_cut_or_refused_and_little_is_kept(data: bytes, opens:
             assert len(unframer._kept) <= longest + 2
     except Garbled:
         return
+    if b"\0\0" in data:
+        return  # null packets may stand anywhere
     rest = framed(b"", 1).tobytes() if not came else b"".join(framed(one, len(one)).tobytes() for one in came)
     assert (MAGIC if opens else b"").startswith(data[:4]) or data.startswith((MAGIC if opens else b"") + rest)
 
 
-@pytest.mark.parametrize("data", [b"\0\0", b"\xff\xff", b"GET / HTTP/1.1"])
-def test_no_length_a_length_beyond_any_and_another_protocol_are_refused(data: bytes) -> None:
+def test_null_packets_are_none() -> None:
+    assert Unframer(LONGEST, opens=False).feed(b"\0\0\0\1a\0\0\0\0\0\2bc\0") == [b"a", b"bc"]
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b"GET / HTTP/1.1"])
+def test_a_length_beyond_any_and_another_protocol_are_refused(data: bytes) -> None:
     with pytest.raises(Garbled):
         Unframer(LONGEST, opens=data[0] == ord("G")).feed(data)
 
@@ -206,6 +213,24 @@ def test_a_connection_that_answers_nothing_is_ended_and_so_is_one_of_no_use(ends
     assert len(ends.ends[0]) == len(ends.ends[1]) == 1
     ends.go(0.2)
     assert len(ends.ends[0]) == len(ends.ends[1]) == 0
+
+
+def test_a_connection_that_carries_datagrams_one_way_is_kept_and_no_chatter_follows(ends: Ends) -> None:
+    there, back = ends.joined()
+    ends.ends[1].proven(back)
+    for _ in range(4 * round(SILENT_S)):
+        ends.ends[0].send(b"x", 1, there)
+        ends.go(1.0)
+    ends.until(lambda: len(ends.came[1]) > 4 * SILENT_S, "all that was sent")
+    assert len(ends.ends[0]) == len(ends.ends[1]) == 1
+    assert ends.came[0] == [], "no datagram came back"
+    ends.go(2 * ANSWER_S)
+    brought = ends.ends[0]._streams[there].brought
+    assert brought >= 2 * 4
+    for _ in range(8):
+        ends.go(ANSWER_S)
+    assert ends.ends[0]._streams[there].brought - brought <= 2, "what is no datagram is not answered"
+    assert ends.ends[1]._streams[back].brought == len(MAGIC) + 7 + 3 * (len(ends.came[1]) - 1)
 
 
 def test_strangers_hold_few_connections_for_a_short_time_and_members_keep_theirs(ends: Ends) -> None:

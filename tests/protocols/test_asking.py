@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from statistics import fmean, median
 
+import numpy as np
 import pytest
 
-from ragtag.core.types import Arrived, Average, Effect, Expired, MessageKey, Outcome, Run, Send
+from ragtag.core.seed import generator
+from ragtag.core.types import Arrived, Average, Effect, Expired, Floats, MessageKey, Outcome, Run, Send
 from ragtag.protocols.channel.at_once import JUMP_MAX, Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
-from ragtag.protocols.rounds.asking import HERE, NEVER, question
+from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
@@ -99,6 +103,91 @@ def test_who_does_not_answer_costs_the_time_of_an_answer_however_patient_the_ave
     calm, odd = world.outcomes[0][ODD - 1 : ODD + 1]
     assert odd.missed == (2,)
     assert odd.total_s < 2 * calm.total_s
+
+
+# -- Questions of the next round
+
+METHOD_N = pytest.mark.parametrize(("method", "n"), [(rps, 2), (direct, 2), (direct, 3), (direct, 4)])
+
+
+def one_round_behind(method: Averager, n: int, late_s: float) -> World:
+    """Peers of which the last begins 200 ms after the others. In round ``ODD`` all averages come to peer 0 so
+    much later, while the others begin the next round, and ask it for its shares.
+    """
+    world, own = World(n, method, 8, floor_s=0.004, probe_s=0.3), vectors(n, 8)
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        odd = run.key.round == ODD and run.key.stage == GATHER and run.peer == 0
+        return [(late_s if odd else 0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if len(world.outcomes[peer]) <= LAST:
+            world.average(peer, own[peer], after_s=0.1 + 0.2 * (peer == n - 1))
+
+    world.carry, world.on_done = carry, again
+    for peer in range(n):
+        world.average(peer, own[peer], after_s=0.2 * (peer == n - 1))
+    return world.run()
+
+
+@METHOD_N
+def test_who_lacks_all_averages_asks_nobody_and_goes_on_once_it_is_asked_twice(
+    method: Averager, n: int
+) -> None:
+    """Until its deadline it would hold the others up, to which it says that it is there (up to 2.4 s)."""
+    world = one_round_behind(method, n, late_s=100.0)
+    odd, after = world.outcomes[0][ODD : ODD + 2]
+    assert odd.missed == tuple(range(1, n))
+    assert odd.gather_s < 0.4, "the others begin 100 and 300 ms later, and ask after a gather's budget"
+    assert (after.heard == (1 << n) - 1).all()
+    assert all(world.outcomes[peer][ODD + 1].total_s < 0.4 for peer in range(n))
+
+
+@METHOD_N
+def test_what_comes_between_two_questions_of_the_next_round_counts(method: Averager, n: int) -> None:
+    """A question may overtake what left before it, which is longer."""
+    world = one_round_behind(method, n, late_s=100.0)
+    asked_s = next(
+        at_s
+        for at_s, peer, event, _ in world.log
+        if peer == 0 and isinstance(event, Arrived) and event.runs[0].key.round == ODD + 1
+        if event.runs[0].key.stage in QUESTIONS
+    )
+    odd = world.outcomes[0][ODD]
+    late_s = asked_s - odd.started_s - odd.scatter_s + 0.008  # they ask again a gather's budget later
+    odd = one_round_behind(method, n, late_s).outcomes[0][ODD]
+    assert odd.missed == ()
+    assert (odd.heard == (1 << n) - 1).all()
+
+
+def test_peers_in_a_ring_of_cuts_find_out_after_what_the_middle_round_takes() -> None:
+    """Each does not hear the one before it. By longer rounds, which that wait has made, they would teach each
+    other to wait: three times as long in the mean of these crews.
+    """
+    medians = []
+    for n, seed in itertools.product((4, 5), (1, 2)):
+        draw = generator(seed, "ring of cuts", n)
+        world, own = World(n, rps, 8, seed=seed, latency_s=0.0004, probe_s=0.01, floor_s=0.002), vectors(n, 8)
+
+        def carry(source: int, run: Run, world: World = world, n: int = n) -> list[tuple[float, Run]]:
+            return [] if world.now_s >= 1.0 and run.peer == (source + 1) % n else [(0.0, run)]
+
+        def again(
+            peer: int,
+            outcome: Outcome,
+            world: World = world,
+            own: list[Floats] = own,
+            draw: np.random.Generator = draw,
+        ) -> None:
+            if world.now_s < 4.0:
+                world.average(peer, own[peer], after_s=draw.uniform(0.05, 0.075))
+
+        world.carry, world.on_done = carry, again
+        for peer in range(n):
+            world.average(peer, own[peer], after_s=0.005 * draw.random())
+        world.run()
+        medians.append(median(o.total_s for of in world.outcomes for o in of if o.started_s > 2.0))
+    assert fmean(medians) < 0.4 * 0.0625, "a part of a step"
 
 
 # -- What is answered

@@ -125,7 +125,7 @@ def test_where_nothing_of_a_group_came_values_stay_as_they_are_bit_for_bit() -> 
     mixed, came = transform.forward(own), np.zeros(40, np.bool_)
     came[transform._mixing.order.tolist().index(20)] = True
     weight, heard = np.where(came, 3.0, 1.0).astype(np.float32), np.where(came, 7, 2).astype(np.uint64)
-    outcome = transform.undone(mixed, weight, heard, came, own)
+    outcome = transform.undone(mixed, weight, heard, came, came, own)
     group = np.isin(np.arange(40), np.arange(16, 32))
     assert np.array_equal(outcome.averaged, group)
     assert np.array_equal(outcome.mean[~group], own[~group])
@@ -134,6 +134,21 @@ def test_where_nothing_of_a_group_came_values_stay_as_they_are_bit_for_bit() -> 
     assert (outcome.weight[~group] == 1).all()
     assert (outcome.heard[group] == 7).all()
     assert (outcome.heard[~group] == 2).all()
+    assert np.array_equal(outcome.told, group), "a group is told of if any of it is"
+
+
+def test_of_what_an_owner_that_died_had_alone_nothing_is_told() -> None:
+    alone = CHUNKS  # one more than groups have room for: it is mixed with none
+    untold = []
+    for dead in range(N):
+        world = World(N, ragtag.RPS(hadamard=SIZE), CHUNKS + 1)
+        world.dead[dead] = 0.003  # it has the copies, and tells no average
+        for outcome in world.once(vectors(N, CHUNKS + 1)):
+            assert outcome.told is not None
+            assert outcome.told[:alone].all(), "something of each group came"
+            assert outcome.told[alone] == outcome.averaged[alone]
+            untold.append(not outcome.told[alone])
+    assert sum(untold) == N - 1, "where its owner died, and there on each peer"
 
 
 def test_a_peer_that_nobody_hears_keeps_its_values() -> None:

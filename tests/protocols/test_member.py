@@ -394,6 +394,41 @@ def test_no_record_of_a_member_raises(records: list[Record]) -> None:
         victim.step(world.now_s + i, Woke())
 
 
+def test_a_number_made_up_in_a_members_name_does_not_shut_it_out() -> None:
+    """Whoever has the key can send one as any member. What that one sends itself has lower numbers then."""
+    world, recorded = crew(4), list[tuple[int, bytes]]()
+
+    def tap(life: Life, dest: Address, data: bytes) -> list[bytes]:
+        recorded.append((dest[1] - 4000, data))
+        return [data]
+
+    world.tamper = tap
+    shut_out, others, began_s = world.lives[1].machine.me, (0, 2, 3), world.now_s
+    seal = Seal(KEY, shut_out.epoch)
+    seal._number = 1 << 60
+
+    def make_up() -> None:
+        for peer in others:
+            data = seal.seal(Gossip(shut_out.name, []), world.lives[peer].machine.me.epoch)
+            world.lives[peer].machine.step(world.now_s, Received(shut_out.address, data))
+
+    def counted(what: str) -> list[int]:
+        return [world.lives[peer].machine.counts[what] for peer in others]
+
+    make_up()
+    world.run(began_s + 20.0)
+    assert deaths(world, began_s) == set()
+    refused = counted("replayed")
+    world.run(began_s + 40.0)
+    assert (counted("replayed"), counted("made up")) == (refused, [1, 1, 1])
+    world.tamper = lambda life, dest, data: [data]
+    world.run(began_s + 41.0)
+    make_up()
+    for peer, data in recorded[-500:]:
+        assert outsider(world, peer, data, address_of((peer + 1) % 4)) == []
+    assert counted("made up") == [1, 1, 1], "answers that were recorded are to questions that are closed"
+
+
 def test_a_flooding_member_is_limited_and_named() -> None:
     world = crew(4)
     flooder, victim = world.lives[1].machine.me, world.lives[0].machine

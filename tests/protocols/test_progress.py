@@ -61,6 +61,20 @@ def test_most_of_the_others_must_have_gone_on_without_a_peer(n: int, without: in
     assert there.missed() == ((last,) if ends else ())
 
 
+def test_an_average_that_comes_in_parts_is_without_a_peer_that_none_of_them_names() -> None:
+    """Of one chunk of an owner's a peer's copy may be lost, and of the others not."""
+    there = waiting(4)
+    for peer in (1, 2):
+        there.closed(0.0, (peer, SCATTER, 0))
+    without, whole = np.array([0b0111], np.uint64), np.array([0b1111], np.uint64)
+    there.outvoted(1, without)
+    there.outvoted(1, whole)
+    there.outvoted(2, without)
+    assert there.owed == {(3, SCATTER, 0)}, "it is in the average of one of the two"
+    there.outvoted(1, without)
+    assert there.owed == {(3, SCATTER, 0)}
+
+
 def test_a_peer_that_is_past_the_round_owes_nothing_of_it_and_is_not_missed() -> None:
     there = waiting(3)
     there.passed(2)

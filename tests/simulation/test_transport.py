@@ -13,11 +13,14 @@ import ragtag
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OwnLine, Partition, Slow, Window
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
-from ragtag.core.types import Outcome
+from ragtag.core.types import Floats, Outcome, PeerSet
 from ragtag.protocols.channel.averager import Averager, Channel
 from ragtag.protocols.rounds.allreduce import direct
+from ragtag.protocols.rounds.reduce import Values
+from ragtag.protocols.rounds.robust import Shares
 from ragtag.protocols.rounds.rps import rps
 from ragtag.schedules import SSP, Partial
+from ragtag.simulation.check.rounds import InvariantBroken
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.link import timeout_s
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport, Stuck
@@ -75,6 +78,50 @@ def test_it_learns_and_a_run_is_decided_by_its_seed(options: dict[str, object]) 
         weights, ended_s = came
         assert torch.tensor(weights[:3]).sub(1.0).abs().max() < 0.75
         assert ended_s[-1] < 3 * 20 * STEP_S
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    "more", [{}, {"method": ragtag.Moshpit(group=2)}, {"guard": ragtag.TrimmedMean(0.25)}]
+)
+def test_a_mean_that_is_off_is_found_whatever_the_codec(
+    monkeypatch: pytest.MonkeyPatch, codec: str, more: dict[str, object]
+) -> None:
+    def train(peer: SimulatedTransport) -> object:
+        return trained(peer, 3, codec=codec, **more)
+
+    assert crew(4).run(train).count(None) == 0
+    average, reduce = Values._average, Shares.reduce
+
+    def off(self: Values, block: int) -> object:
+        self._mean[self.spec.layout.spans[block]] *= 1.5
+        return average(self, block)
+
+    def beyond(self: Shares, block: int, mean: Floats, weight: Floats, heard: PeerSet) -> None:
+        reduce(self, block, mean, weight, heard)
+        mean *= 100.0
+
+    monkeypatch.setattr(Values, "_average", off)
+    monkeypatch.setattr(Shares, "reduce", beyond)
+    with pytest.raises(InvariantBroken, match=r"a mean that is not|an average beyond"):
+        crew(4).run(train)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_an_outcomes_mean_is_there_until_the_next_but_one_as_of_live_peers(codec: str) -> None:
+    def train(peer: SimulatedTransport) -> list[bool]:
+        outcomes: list[Outcome] = []
+        means: list[bytes] = []
+
+        def keep(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            means.append(outcome.mean.tobytes())
+
+        trained(peer, 4, codec=codec, on_outcome=keep)
+        return [outcome.mean.tobytes() == mean for outcome, mean in zip(outcomes, means, strict=True)]
+
+    for kept in crew(3).run(train):
+        assert kept == [False, False, True, True]
 
 
 def test_computing_takes_as_long_as_the_cost_and_its_faults_say() -> None:

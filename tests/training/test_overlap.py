@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
@@ -108,9 +109,11 @@ def test_where_no_average_came_the_gradient_that_was_sent_counts() -> None:
     crew = SimulatedCrew(2, Faults(loss=Loss(0.3), latency_s=0.001), cost=ComputeCost(0.05))
     outcomes: list[list[Outcome]] = [[], []]
     options = {"method": "rps", "every": 1, "overlap": True, "average": "gradients", "align": False}
-    found = crew.run(
-        lambda peer: trained(peer, 4, 3_000, on_outcome=lambda o: outcomes[peer.me].append(o), **options)
-    )
+
+    def keep(peer: int, outcome: Outcome) -> None:
+        outcomes[peer].append(replace(outcome, mean=outcome.mean.copy()))  # its memory is used again
+
+    found = crew.run(lambda peer: trained(peer, 4, 3_000, on_outcome=lambda o: keep(peer.me, o), **options))
     alone = 0
     for peer, seen in enumerate(found):
         model = torch.zeros(3_000)

@@ -279,6 +279,26 @@ def test_a_wait_ends_when_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> No
             of[0].start(0, np.zeros((1, fp32.elements), np.float32), 1.0).wait()
 
 
+def test_at_another_place_nothing_is_opened_that_all_opened_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that came later never had it open: each such channel would cost the time that peers wait."""
+    schema = schema_of(4)
+
+    def work(transport: DriverTransport) -> DriverTransport:
+        transport.configure(0, schema, direct, fp32)
+        transport.configure(1, schema, direct, fp32, together_s=PATIENCE_S)
+        return transport
+
+    with Crew(2) as crew:
+        transport = all_at_once(transports(crew), work)[0]
+        assert isinstance(transport, DriverTransport)
+        opened: list[int] = []
+        monkeypatch.setattr(transport, "_open", lambda channel, *_: opened.append(channel))
+        transport.moved(crew.drivers[0], SimpleNamespace(late=True))  # type: ignore[arg-type]
+        assert opened == [0]
+        transport.configure(1, schema, direct, fp32, together_s=PATIENCE_S)
+        assert opened == [0, 1], "and it may be opened again"
+
+
 def test_who_has_lost_its_seat_waits_for_nobodys_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hears it any more; it goes on by itself until its next average, where it joins anew."""
     data = torch.utils.data.TensorDataset(torch.zeros(64, 1))

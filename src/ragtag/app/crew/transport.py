@@ -291,6 +291,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
+        self._together: set[int] = set()
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
         self._forms = Forms()
@@ -387,6 +388,8 @@ class DriverTransport:
         if method.kind != "published":  # which is no way to average
             self._method = method.name
         self._opened[channel] = schema, method, codec
+        if together:
+            self._together.add(channel)
         self._tell_room()
         if not late and self._method:
             self._ready()
@@ -449,9 +452,15 @@ class DriverTransport:
         return DriverPending(self._driver.average(ask), self._driver)
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
-        """This peer has joined anew: open on ``driver`` what was open before."""
+        """This peer has joined anew: open on ``driver`` what was open before.
+
+        What all opened together has served: peers that came later never open it, and would be waited for.
+        """
         self._driver, self._entrance, self.me = driver, entrance, driver.node.me
         self._forms = Forms()
+        for channel in self._together:
+            del self._opened[channel]
+        self._together.clear()
         for channel, (schema, method, codec) in list(self._opened.items()):
             self._open(channel, schema, method, codec, self.late, self.deadline_s)
         self.standing.again()

@@ -126,7 +126,12 @@ class Inbound:
         return True
 
     def count(self, now_s: float, first_seq: int, last_seq: int, k: int) -> None:
-        """``k`` datagrams with these numbers came. A number below the highest shows reordering."""
+        """``k`` datagrams with these numbers came. A number below the highest shows reordering.
+
+        The first may have any number: the other may have sent for long to a process that was here before.
+        """
+        if self.received == 0:
+            self.highest = first_seq - 1
         self.received += k
         self.unanswered += k
         ahead = last_seq - self.highest & _U32
@@ -142,7 +147,7 @@ class Inbound:
 
     def leaps(self, seq: int) -> bool:
         """Whether a number is made up: it is further ahead than any sender gets, even without answers."""
-        return LEAP_MAX < (seq - self.highest & _U32) < _U32 - LEAP_MAX
+        return self.received > 0 and LEAP_MAX < (seq - self.highest & _U32) < _U32 - LEAP_MAX
 
     @property
     def whole(self) -> bool:

@@ -9,11 +9,14 @@ proves itself, as over UDP, and nothing is answered but what is such a datagram.
 **Framing.** Each datagram stands behind its length, as RFC 4571 has it for RTP (section 2):
 
     4 bytes  "RTG1"; once, from the end that has connected
-    2 bytes  length, most significant first; 1 to 65,535
-    length   the datagram
+    2 bytes  length, most significant first
+    length   the datagram; 0: there is none (a null packet)
 
-What cannot go on in this way (another first word, no length, one that is longer than any datagram) ends the
-connection: a stream that has lost its place does not find it again.
+What cannot go on in this way (another first word, a length beyond any datagram) ends the connection: a stream
+that has lost its place does not find it again.
+
+**One direction.** What comes may be answered by another way, or not at all. An end that has sent nothing for
+``ANSWER_S`` since something came sends a null packet, so that the other one sees a connection that lives.
 
 **Late is lost.** A connection that takes no more keeps one datagram at most. ``room`` says so, and the
 caller's messages wait where their deadlines are known. The kernel is asked to keep little that it has not
@@ -51,6 +54,8 @@ or a question of a newcomer, takes less than a kilobyte."""
 SILENT_S = 8 * INITIAL_RTO_S
 """A connection on which so long nothing came, although three datagrams were sent or more, is broken; so is
 one that is not made by then (TCP's own attempts are 1, 2 and 4 s apart, RFC 6298)."""
+ANSWER_S = SILENT_S / 4
+"""How long after something came a connection's own end has to send something: the other end waits for it."""
 IDLE_S = 60.0
 """A connection that carried nothing for so long is of no use: those in use carry a hello or a ping each 15
 s."""
@@ -109,12 +114,13 @@ class Unframer:
             self._opens, at = False, len(MAGIC)
         while at + LENGTH_BYTES <= len(data):
             size = data[at] << 8 | data[at + 1]
-            if not 0 < size <= self._longest:
+            if size > self._longest:
                 raise Garbled(f"it tells of a datagram of {size} bytes")
             until = at + LENGTH_BYTES + size
             if until > len(data):
                 break
-            found.append(data[at + LENGTH_BYTES : until])
+            if size:
+                found.append(data[at + LENGTH_BYTES : until])
             at = until
         self._kept = data[at:]
         return found
@@ -125,6 +131,7 @@ class _Stream:
 
     proven: whether it is of this end's making, or something authentic has come.
     asked, asked_s: datagrams that were sent since anything came, and when the first of them was.
+    owes_s: until when something is to be sent, as datagrams have come since anything was.
     used_s: when it carried something last. brought: bytes that have come.
     """
 
@@ -133,6 +140,7 @@ class _Stream:
         self.connected = self.proven = not dialled
         self.proven = dialled
         self.began_s = self.used_s = self.asked_s = now_s
+        self.owes_s = math.inf
         self.asked = self.brought = 0
         self.waiting = memoryview(MAGIC if dialled else b"")
         self.unframer = Unframer(longest, opens=not dialled)
@@ -233,7 +241,7 @@ class Streams:
         return len(data) if until == len(out) else until // each * size
 
     def _sending(self, stream: _Stream) -> None:
-        stream.used_s = self._now_s
+        stream.used_s, stream.owes_s = self._now_s, math.inf
         if stream.asked == 0:
             stream.asked_s = self._now_s
             self._look_s = min(self._look_s, self._now_s + SILENT_S)
@@ -318,8 +326,17 @@ class Streams:
                 ends_s = stream.asked_s + SILENT_S
             if ends_s <= now_s:
                 self._end(stream)
-            else:
-                self._look_s = min(self._look_s, ends_s, now_s + SILENT_S)
+                continue
+            if stream.owes_s <= now_s:
+                self._answer(stream)
+            self._look_s = min(self._look_s, ends_s, stream.owes_s, now_s + SILENT_S)
+
+    def _answer(self, stream: _Stream) -> None:
+        """Send a null packet, unless more is on its way out; a stranger is told nothing."""
+        stream.owes_s = math.inf
+        if stream.proven and stream.room:
+            stream.waiting = memoryview(bytes(LENGTH_BYTES))
+            self._write(stream)
 
     def take(self) -> bool:
         """Take what has come, about a megabyte at most, into ``came``; whether nothing was left.
@@ -404,5 +421,8 @@ class Streams:
             self.refused += 1
             self._end(stream)
             return len(data)
+        if found and stream.owes_s == math.inf:
+            stream.owes_s = self._now_s + ANSWER_S
+            self._look_s = min(self._look_s, stream.owes_s)
         self.came.extend((stream.address, datagram) for datagram in found)
         return len(data)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from ragtag.protocols.membership.core import Core, Due
 from ragtag.protocols.membership.entry import Admission
 from ragtag.protocols.membership.invitation import answer, is_vouched_for
-from ragtag.protocols.membership.pace import Health
+from ragtag.protocols.membership.pace import Health, ReplayWindow
 from ragtag.protocols.membership.passes import Passes, read_notice
 from ragtag.protocols.membership.persons import Persons
 from ragtag.protocols.membership.probe import Prober
@@ -256,11 +256,24 @@ class Membership:
             return
         if not entry.allowance.take(self._core.now_s):
             self._core.remark("flooding", entry.member.name, "too many datagrams; some are not taken")
-        elif not entry.window.fresh(opened.number):
+        elif not entry.window.fresh(opened.number) and not self._made_up(entry, opened):
             self._core.counts["replayed"] += 1
         else:
             entry.source = event.source
             self._take(event, entry, opened)
+
+    def _made_up(self, entry: Entry, opened: Opened) -> bool:
+        """Whether a member's highest number is not its own, since it answers an open question by an old one.
+
+        Numbers begin anew with this one. Whoever has the crew's key can send a high number in any member's
+        name, and would shut that one out for good.
+        """
+        name, message = entry.member.name, opened.message
+        if not isinstance(message, Ack) or not self._prober.awaits(name, message.nonce):
+            return False
+        self._core.remark("made up", name, "a datagram in its name, with a number far above its own")
+        entry.window = ReplayWindow(opened.number, 1)
+        return True
 
     def _known(self, event: Received, opened: Opened) -> Entry | None:
         """The sender's row; ``None``: it is a stranger, and its datagram has been dealt with."""

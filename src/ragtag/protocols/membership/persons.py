@@ -37,7 +37,8 @@ from ragtag.protocols.membership.wire import REVOCATIONS_EACH, Barred, Record, R
 _TOLD_TO_NEWCOMERS = 4
 """Datagrams of revocations for a newcomer. The others put out whom the rest names, and gossip brings it."""
 _OUTVOTED = 2
-"""So many members are right against one that is alone."""
+"""So many members are right against one that is alone: the fewest that are a majority of all three. Nothing
+that is measured could say whose clock is wrong."""
 
 
 class Persons:

@@ -241,6 +241,13 @@ class Prober:
             self._relays -= 1
             self._report(probe, there=True)
 
+    def awaits(self, source: str, nonce: int) -> bool:
+        """Whether a member's own answer to this question is still waited for: there was none before."""
+        sent = self._sent.get(nonce)
+        if sent is None or not sent.direct or not isinstance(sent.probe, Probe):
+            return False
+        return sent.probe.subject == source and not sent.probe.over
+
     def _sample(self, entry: Entry, sent: Sent) -> None:
         took_s = self.core.now_s - sent.at_s
         if sent.probe is None or sent.probe.over:  # one late answer teaches a little

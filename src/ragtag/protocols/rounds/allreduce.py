@@ -94,6 +94,9 @@ class Ring:
 
     The ring is of the peers that have not left. Block ``j`` starts at the ``j``-th of them, counted round and
     round. So peers that disagree about which have left still mean the same values by a block's number.
+
+    Where a ring breaks off, some may have an average that does not come to others, and none can tell which.
+    So an outcome does not say what was ``told``, and nothing of a target batch is carried into the next mean.
     """
 
     def __init__(self, spec: Spec) -> None:

@@ -38,6 +38,7 @@ class Unmixed(NamedTuple):
     weight: Floats
     heard: PeerSet
     averaged: Bools
+    told: Bools
 
 
 class MixedGroups(NamedTuple):
@@ -106,24 +107,28 @@ class Hadamard:
             table[at] = _mixed(table[at].reshape(-1, values.shape[1]), many).reshape(*at.shape, -1) * signs
         return table
 
-    def undone(self, mean: Floats, weight: Floats, heard: PeerSet, averaged: Bools, own: Floats) -> Unmixed:
+    def undone(
+        self, mean: Floats, weight: Floats, heard: PeerSet, averaged: Bools, told: Bools, own: Floats
+    ) -> Unmixed:
         """A transformed table's outcome as one of what was transformed.
 
         own: this peer's values, untransformed: where nothing of a group came, they stay as they are, bit for
             bit. Elsewhere a chunk is averaged if any of its group is; it has all contributors of the group,
-            and the mean of its weights.
+            and the mean of its weights. So it is told of, if any of its group is.
         """
-        weights, heards, some = np.empty_like(weight), np.empty_like(heard), np.empty_like(averaged)
+        weights, heards = np.empty_like(weight), np.empty_like(heard)
+        some, known = np.empty_like(averaged), np.empty_like(told)
         order = self._mixing.order
-        weights[order], heards[order], some[order] = weight, heard, averaged
+        weights[order], heards[order], some[order], known[order] = weight, heard, averaged, told
         for many, first in self._mixing.groups:
             at = first[:, None] + np.arange(many)
             weights[at] = weights[at].mean(axis=1, keepdims=True)
             heards[at] = np.bitwise_or.reduce(heards[at], axis=1, keepdims=True)
-            some[at] = some[at].any(axis=1, keepdims=True)
+            for each in (some, known):
+                each[at] = each[at].any(axis=1, keepdims=True)
         table = self.inverse(mean)
         table[~some] = own[~some]
-        return Unmixed(table, weights, heards, some)
+        return Unmixed(table, weights, heards, some, known)
 
     def _parts(self) -> list[tuple[int, NDArray[np.int64], Floats]]:
         """Some groups of one size at a time: the size, their chunks ``[groups, size]``, and scaled signs."""

@@ -224,8 +224,7 @@ class Waiting:
         that would wait much longer goes on with those that did.
         """
         told, awaited = self._told, self._awaited.intersection(self._spec.owners)
-        if told_by not in told:
-            told[told_by] = int(np.bitwise_or.reduce(heard))
+        told[told_by] = told.get(told_by, 0) | int(np.bitwise_or.reduce(heard))
         if 2 * len(told) < len(awaited):
             return
         for peer in sorted(_peers(self.owed)):

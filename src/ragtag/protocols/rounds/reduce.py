@@ -276,9 +276,10 @@ class Values:
         self._gathered.clear()  # nor of these
         judged = None if self._shares is None else self._shares.judged()
         if self.spec.spread is not None:
-            own = begin.values
-            came = self.spec.spread.undone(self._mean, self._weight, self._heard, self._averaged, own)
-            return Result(*came, judged=judged)
+            came = self.spec.spread.undone(
+                self._mean, self._weight, self._heard, self._averaged, told, begin.values
+            )
+            return Result(**came._asdict(), judged=judged)
         return Result(self._mean, self._weight, self._heard, self._averaged, judged=judged, told=told)
 
     def scattered_of(self, peer: PeerId, block: int) -> Incoming | None:

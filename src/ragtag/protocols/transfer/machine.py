@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ragtag.protocols.channel.at_once import CATCH_UP
 from ragtag.protocols.transfer.chunks import Chunks
 from ragtag.protocols.transfer.donor import PATIENCE, PENDING, SHARE_OF_TIME, Donor, DonorState
 from ragtag.protocols.transfer.types import (
@@ -49,8 +50,6 @@ _LAGGARDS = 3.0
 _ROUNDS_MAX = 1e6
 _LATE_SHARE = 0.9
 """Where asking takes more than a tenth of a round, the round under way is left out."""
-_APART = 8
-"""Donors that are in step are no more rounds apart: a peer that is further behind gives nothing."""
 _SILENT = "did not answer; is its port open to this machine?"
 
 
@@ -357,12 +356,13 @@ def _round_to_ask(now_s: float, told: Sequence[tuple[float, Donor]]) -> int:
 
 def _in_step(at_s: float, told: Sequence[tuple[float, Donor]]) -> list[tuple[float, Donor]]:
     """Without the donors that will be further ahead of the middle one than its pace explains (of two, of the
-    one behind): what one donor says is not known to be true.
+    one behind): what one donor says is not known to be true. A donor that has skipped more than ``CATCH_UP``
+    rounds gives nothing to an average, so those in step are no more rounds apart.
     """
     done = [_rounds(at_s - told_s, donor) for told_s, donor in told]
     rounds = [donor.round + more for (_, donor), more in zip(told, done, strict=True)]
     middle, more = sorted(zip(rounds, done, strict=True))[(len(told) - 1) // 2]
-    return [each for each, round_ in zip(told, rounds, strict=True) if round_ <= middle + more + _APART]
+    return [each for each, round_ in zip(told, rounds, strict=True) if round_ <= middle + more + CATCH_UP]
 
 
 def _rounds(took_s: float, donor: Donor) -> float:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
 from ragtag.core.types import Average, Floats, Outcome, PeerId, Run
 from ragtag.protocols.groups.group import BLOCK_BITS
 from ragtag.protocols.rounds.base import GATHER, SCATTER, peers_in
+from ragtag.simulation.check.means import is_mean
 
 ROUNDS_KEPT = 64
 """For how many rounds of a channel values are kept. Messages and outcomes come late by fewer."""
@@ -54,8 +57,8 @@ class GroupChecker:
             self._joins(round_, peer, ask)
         return "" if round_.group[peer] == tag else "values of one peer for two groups in one round"
 
-    def ends(self, peer: PeerId, ask: Average, outcome: Outcome) -> str:
-        """A peer's round is over."""
+    def ends(self, peer: PeerId, ask: Average, outcome: Outcome, codec: Codec = fp32) -> str:
+        """A peer's round is over. codec: of the channel."""
         channel, number, members = outcome.channel, outcome.round, outcome.members
         if number <= self._done.get((peer, channel), -1):
             return "an outcome of a round that has ended, or of one before it"
@@ -68,7 +71,7 @@ class GroupChecker:
         self._joins(round_, peer, ask)
         if not np.array_equal(round_.values[peer], ask.values):
             return "values that changed while they were averaged"
-        return self._keeps(peer, ask, outcome) or self._averages(round_, peer, outcome)
+        return self._keeps(peer, ask, outcome) or self._averages(round_, peer, outcome, codec)
 
     def _joins(self, round_: _Round, peer: PeerId, ask: Average) -> None:
         if peer not in round_.values:
@@ -84,19 +87,19 @@ class GroupChecker:
             return ""
         return "chunks without an average that are not the peer's own"
 
-    def _averages(self, round_: _Round, peer: PeerId, outcome: Outcome) -> str:
+    def _averages(self, round_: _Round, peer: PeerId, outcome: Outcome, codec: Codec) -> str:
         """Each average is the weighted mean of the values of the members that it names, all of this group."""
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             peers = [outcome.members[i] for i in peers_in(heard)]
             if any(round_.group.get(other) != round_.group.get(peer) for other in peers):
                 return f"an average of {peers}, not all of whom gave their values to this group"
             chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
-            parts = np.stack([round_.values[p][chunks].astype(np.float64) * round_.weight[p] for p in peers])
-            total = sum(round_.weight[p] for p in peers)
+            weights = np.array([round_.weight[p] for p in peers])
+            total = weights.sum()
             if (np.abs(outcome.weight[chunks] - total) > self._tolerance * total).any():
                 return f"an average of {peers} with another weight than theirs, {total}"
-            off = np.abs(outcome.mean[chunks] * total - parts.sum(axis=0))
-            if not (off <= self._tolerance * np.abs(parts).sum(axis=0)).all():
+            shares = [round_.values[p][chunks] for p in peers]
+            if not is_mean(outcome.mean[chunks], shares, weights, self._tolerance, codec):
                 return f"a mean that is not that of {peers}, whom it names"
             self.means += 1
         return ""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ragtag.codecs.base import Codec
+from ragtag.codecs.dense import fp32
 from ragtag.core.types import (
     PEERS_MAX,
     Arm,
@@ -36,6 +38,7 @@ from ragtag.protocols.crew.meet import MEET
 from ragtag.protocols.rounds.asking import ANSWERS
 from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, peers_in
 from ragtag.simulation.check.groups import GroupChecker
+from ragtag.simulation.check.means import is_mean, rounding
 from ragtag.simulation.check.rows import RowChecker
 
 TOLERANCE = 1e-5
@@ -75,7 +78,6 @@ class _Round:
 class Checker:
     """Watches one world of ``n`` peers.
 
-    tolerance: of means, relative to the mean of magnitudes (wider for a codec that is not exact).
     grouped: the channels that are averaged in groups, by rules of their own (``check.groups``).
     outcomes: how many outcomes came.
     means: how many of these had their mean recomputed.
@@ -86,19 +88,20 @@ class Checker:
         n: int,
         seed: int,
         replay: str,
-        tolerance: float = TOLERANCE,
         grouped: frozenset[int] = frozenset(),
     ) -> None:
         if n > PEERS_MAX and not grouped:  # groups number their members
             raise ValueError(f"a chunk names {PEERS_MAX} contributors; {n} peers cannot be checked")
-        self._n, self._seed, self._replay, self._tolerance = n, seed, replay, tolerance
+        self._n, self._seed, self._replay = n, seed, replay
         self._rounds: dict[tuple[int, int], _Round] = {}
         self._pending: dict[tuple[PeerId, int], Average | Offer] = {}
         self._rows = RowChecker()
-        self._grouped, self._groups = set(grouped), GroupChecker(tolerance)
+        self._grouped, self._groups = set(grouped), GroupChecker(TOLERANCE)
         self._left_out = {BOARD, MEET}
         self._guarded: set[int] = set()
         self._quorum: dict[int, int] = {}
+        self._codecs: dict[int, Codec] = {}
+        self._passed_on: set[int] = set()
         self._auxiliary: frozenset[PeerId] = frozenset()
         self._active: dict[tuple[PeerId, int], int] = {}
         self._flying: dict[int, int] = {}
@@ -128,10 +131,17 @@ class Checker:
         """From now on these peers are asked for no average, send averages only, and are in none."""
         self._auxiliary = peers
 
-    def leave_out(self, channel: int) -> None:
-        """Do not check a channel: of a central state, of fragments, of chunks that are mixed, or of a codec
-        that rounds.
+    def rounds(self, channel: int, codec: Codec, passed_on: bool = False) -> None:
+        """From now on a channel's values are rounded on their way, by a codec that is not exact.
+
+        passed_on: sums are rounded at each peer of a ring: means are not recomputed, all else is held.
         """
+        self._codecs[channel] = codec
+        if passed_on:
+            self._passed_on.add(channel)
+
+    def leave_out(self, channel: int) -> None:
+        """Do not check a channel: of a central state, of fragments, or of chunks that are mixed."""
         self._left_out.add(channel)
 
     # -- What the world calls
@@ -241,7 +251,7 @@ class Checker:
             raise self.broken(f"an outcome that was not asked for, or came twice: {where}")
         self.outcomes += 1
         if grouped and isinstance(ask, Average):
-            wrong = self._groups.ends(peer, ask, outcome)
+            wrong = self._groups.ends(peer, ask, outcome, self._codec(outcome.channel))
             if wrong:
                 raise self.broken(f"{wrong}: {where}")
             return
@@ -264,11 +274,14 @@ class Checker:
         self._has_quorum(outcome.channel, outcome.heard[averaged], where)
         self._adds_up(round_, outcome.heard[averaged], outcome.weight[averaged], where, guarded)
         self._keeps(peer, outcome, ask, where)
-        if round_.values:
+        if round_.values and outcome.channel not in self._passed_on:
             if guarded:
                 self._within(round_.values, outcome, where)
             else:
                 self._means(round_.values, round_.weight, outcome, where)
+
+    def _codec(self, channel: int) -> Codec:
+        return self._codecs.get(channel, fp32)
 
     def _has_quorum(self, channel: int, heard: PeerSet, where: str) -> None:
         """Each average is of as many peers as the channel demands."""
@@ -319,9 +332,8 @@ class Checker:
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
             peers = peers_in(heard)
-            parts = np.stack([values[peer][chunks].astype(np.float64) * weight[peer] for peer in peers])
-            off = np.abs(outcome.mean[chunks] * weight[peers].sum() - parts.sum(axis=0))
-            if not (off <= self._tolerance * np.abs(parts).sum(axis=0)).all():
+            shares, codec = [values[peer][chunks] for peer in peers], self._codec(outcome.channel)
+            if not is_mean(outcome.mean[chunks], shares, weight[peers], TOLERANCE, codec):
                 raise self.broken(f"a mean that is not that of {peers}, whom it names: {where}")
 
     def _within(self, values: dict[PeerId, Floats], outcome: Outcome, where: str) -> None:
@@ -330,7 +342,9 @@ class Checker:
         for heard in np.unique(outcome.heard[outcome.averaged]).tolist():
             chunks = outcome.averaged & (outcome.heard == np.uint64(heard))
             parts = np.stack([values[peer][chunks].astype(np.float64) for peer in peers_in(heard)])
-            slack = self._tolerance * np.abs(parts).max(axis=0)
+            slack = TOLERANCE * np.abs(parts).max(axis=0)
+            codec = self._codec(outcome.channel)
+            slack += sum(rounding(codec, part) for part in (*parts, parts.mean(axis=0)))
             mean = outcome.mean[chunks]
             if (mean < parts.min(axis=0) - slack).any() or (mean > parts.max(axis=0) + slack).any():
                 raise self.broken(f"an average beyond what {peers_in(heard)} sent, whom it names: {where}")

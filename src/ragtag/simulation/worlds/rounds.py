@@ -33,7 +33,7 @@ from ragtag.core.types import (
     Send,
     Start,
 )
-from ragtag.simulation.check.rounds import TOLERANCE, Checker, InvariantBroken
+from ragtag.simulation.check.rounds import Checker, InvariantBroken
 from ragtag.simulation.link import Link, Traffic
 from ragtag.simulation.loop import Loop, Port
 
@@ -56,7 +56,6 @@ class World:
     on_done, on_note: called with each outcome and note. They may call ``at`` and ``call``.
     record: keep each machine's events in ``recordings`` (``ragtag.simulation.check.replay``).
     replay: the command or expression that runs this world again, for error messages.
-    tolerance: relative, of means against the checker's own (wider for a codec that is not exact).
     grouped: the channels that are averaged in groups.
 
     Raises:
@@ -74,7 +73,6 @@ class World:
         on_note: OnNote | None = None,
         record: bool = False,
         replay: str = "",
-        tolerance: float = TOLERANCE,
         grouped: Iterable[int] = (),
     ) -> None:
         self.nodes, self.seed = nodes, seed
@@ -82,7 +80,7 @@ class World:
         self.recordings = [Recording() for _ in nodes] if record else []
         self._loop = Loop()
         self._replay = replay or f"World(nodes, faults={faults!r}, seed={seed}, check=True)"
-        checker = Checker(len(nodes), seed, self._replay, tolerance, frozenset(grouped)) if check else None
+        checker = Checker(len(nodes), seed, self._replay, frozenset(grouped)) if check else None
         self._checker, self._watched = checker, check or record
         drop = None if checker is None else checker.drops
         self._ports = [Port(partial(self._take, peer), last=Expired, drop=drop) for peer in range(len(nodes))]

@@ -361,6 +361,12 @@ CLASHES = (
         "hadamard or outer",
     ),
     Clash(
+        HADAMARD,
+        TARGET,
+        "what peers gave to an owner that died goes into the next mean, chunk by chunk, and mixed chunks "
+        "lack a part each: leave out hadamard or target_batch",
+    ),
+    Clash(
         CORRECTION,
         MOMENTUM,
         "momentum correction is momentum already: set the optimizer's momentum to 0, or leave it out",

@@ -300,6 +300,7 @@ def test_the_cap_on_the_norm() -> None:
     norm = float(np.linalg.norm(gradient(0)))
     for round_ in range(40):
         feedback.rollback(feedback.prepare(gradient(0), round_).ticket)
+        assert feedback.state_dict()["norms"][0] == pytest.approx(norm), "from the first round on"
         assert feedback.measure().residual_norm <= 4.01 * norm
     assert feedback.measure().residual_norm > 3.5 * norm
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from ragtag.codecs.sparse.reused import REUSED_MAX, add, add_select_clear, reused, reused_most
 from ragtag.codecs.sparse.selection import Selector, require_k
 from ragtag.codecs.sparse.threshold import (
+    SIDCO_EVERY,
     dgc_sampling,
     gaussian,
     gaussian_k,
@@ -216,6 +217,17 @@ def test_gaussian_k_follows_the_fit_where_it_holds_and_not_where_not() -> None:
     flat = np.linspace(-1, 1, D, dtype=np.float32)  # no tail: the threshold jumps over where it should be
     assert len(gaussian_k(flat, 100).indices) == gaussian.most(100, D) == 6400
     assert np.array_equal(gaussian_k(flat, 100, strict=True).indices, by_definition(flat, 100))
+
+
+def test_sidco_judges_the_mean_count_of_some_rounds() -> None:
+    """One round that is off among rounds that fit adds no stage; its state says what it has seen since."""
+    u, state = heavy(D), sidco_exponential.init()
+    seen = 0
+    for round_ in range(1, SIDCO_EVERY):
+        seen += len(sidco_exponential.select(u, 100, state, 0).indices)
+        assert state.tolist() == [state[0], seen, round_]
+    sidco_exponential.select(u, 100, state, 0)
+    assert state[1:].tolist() == [0, 0], "it begins anew"
 
 
 def test_sidco_adds_stages_until_its_count_fits() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.codecs.sparse.indices import COUNT_MAX
+from ragtag.codecs.sparse.indices import COUNT_MAX, rice
 from ragtag.codecs.sparse.selection import NONE, Selection
 from ragtag.codecs.sparse.topk import top_k
 from ragtag.codecs.sparse.wire import Format, decode, encode
@@ -281,3 +281,7 @@ def test_pure_noise(noise) -> None:
     width = max(1, len(noise) // 3)
     rows = len(noise) // width if noise else 0
     both_agree(np.frombuffer(noise[: rows * width], np.uint8).reshape(rows, width), Format(1000, 10))
+
+
+def test_a_piece_of_one_entry_has_no_gaps() -> None:
+    assert len(rice(np.array([70_000]), 5)) == 0

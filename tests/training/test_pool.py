@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
 import pytest
 
 from ragtag.core import seed as random
+from ragtag.training.samples.blocks import Pace
 from ragtag.training.samples.pool import Over, Tell, Use
 from tests.training.drawers import Drawers, deck_of, shards_of
 
@@ -198,3 +200,51 @@ def test_whatever_happens_with_many_seeds(part: int, shards: bool) -> None:
     for seed in range(100 + 25 * part, 125 + 25 * part):
         crew, hurt = storm(seed, shards=shards, freezes=seed % 2 == 1)
         hold(crew, agree=False, deaths=hurt, bounded=not shards)  # no survivor may be at work any more
+
+
+# -- Where a peer goes on, and how much it claims
+
+
+def mask_of(*free: tuple[int, int], blocks: int = 20) -> np.ndarray:
+    mask = np.zeros(blocks, np.bool_)
+    for a, b in free:
+        mask[a:b] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("cursor", "free", "start"),
+    [
+        (7, [(5, 9)], 7),  # on from where it was
+        (7, [(0, 3), (8, 20)], 0),  # at its arc's beginning
+        (7, [(1, 3), (8, 20)], 14),  # amid the largest gap
+        (7, [(1, 3), (9, 12)], 10),
+        (7, [(12, 13)], 12),  # which is a single block
+        (-1, [(19, 20)], 19),
+    ],
+)
+def test_a_peer_goes_on_then_begins_its_arc_then_halves_the_largest_gap(
+    cursor: int, free: list[tuple[int, int]], start: int
+) -> None:
+    assert deck_of(4, 20).start(0, cursor, mask_of(*free)) == start
+
+
+def test_a_claim_is_half_a_lease_and_no_less_than_a_batch() -> None:
+    pace = Pace(batch=6)
+    assert pace.blocks(1.0, 1000, 2) == 6, "before anything is measured"
+    for _ in range(60):
+        pace.drew(0.02)
+    assert pace.blocks(1.0, 1000, 2) == 25
+    assert pace.blocks(0.1, 1000, 2) == 6
+    assert pace.blocks(1.0, 40, 2) == 10, "towards the end half of an even share"
+    assert pace.blocks(1.0, 4, 0) == 25, "where nobody else may, as much as ever"
+
+
+def test_an_epoch_in_which_a_peer_finds_nothing_to_draw_is_in_its_reports() -> None:
+    """It was begun: that there was nothing left is no reason not to tell what became of it."""
+    crew = Drawers(deck_of(2, 3), [0.05, 5.0], epochs=2)
+    for peer in range(2):
+        crew.start(peer)
+    crew.run()
+    assert [sorted(reports) for reports in crew.reports] == [[0, 1], [0, 1]]
+    assert drawn_by(crew, 0)[0] >= 2

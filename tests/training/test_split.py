@@ -245,7 +245,7 @@ def test_a_subset_is_dealt_once() -> None:
     assert sorted(i for part in together(peers) for i in part) == list(range(50, 70))
 
 
-def test_survivors_take_over_what_a_dead_peer_had_not_claimed() -> None:
+def test_survivors_take_over_what_a_dead_peer_had_not_claimed(caplog: pytest.LogCaptureFixture) -> None:
     crew = Crew.of(4)
     reports: dict[int, list[EpochReport]] = {me: [] for me in range(4)}
     loader = DataLoader(Numbers(400), batch_size=1, shuffle=True)
@@ -270,6 +270,8 @@ def test_survivors_take_over_what_a_dead_peer_had_not_claimed() -> None:
         assert (report.epoch, report.samples, report.twice) == (0, 400, 0)
         assert report.missed >= 400 - len(counts) > 0  # what it had claimed ahead
         assert report.missed == first[0].missed
+    warned = [record for record in caplog.records if "of them drawn here" in record.getMessage()]
+    assert len(warned) >= 3 and {record.levelname for record in warned} == {"WARNING"}, "it is told as a loss"
 
 
 def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
@@ -565,6 +567,8 @@ def test_skewed_shards_have_few_classes_and_all_samples() -> None:
         assert len(largest) <= 4
     assert [s.tolist() for s in shards] == [s.tolist() for s in skewed_shards(labels, 5, 2, 1)]
     assert [s.tolist() for s in shards] != [s.tolist() for s in skewed_shards(labels, 5, 2, 2)]
+    default, first = skewed_shards(labels, 5), skewed_shards(labels, 5, 2, 0)
+    assert [s.tolist() for s in default] == [s.tolist() for s in first], "the same in each version"
 
 
 def test_skewed_shards_take_torch_labels_and_refuse_too_few() -> None:

@@ -79,12 +79,12 @@ class SparseReplica:
         transport: Transport,
         compress: TopK,
         *,
-        name: str = "model",
-        content: str = "gradients",
-        whole: Iterable[Part] = (),
-        outer: Nesterov | None = None,
-        seed: int = 0,
-        note: Callable[[Noted], None] | None = None,
+        name: str,
+        content: str,
+        whole: Iterable[Part],
+        outer: Nesterov | None,
+        seed: int,
+        note: Callable[[Noted], None] | None,
     ) -> None:
         self._outer, self._me = outer, transport.me
         self.bucket = Bucket((part for part in parts if part.kind != PRESENT), fp32.elements)

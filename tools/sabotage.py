@@ -1828,6 +1828,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "_SPAN_TRAINS * QUANTUM_S",
         ("tests/network/test_bbr.py", "-k", "take_turns"),
     ),
+    Sabotage(
+        "bounded staleness: a peer that comes back is waited for until it has made up what it missed",
+        "src/ragtag/training/optimizer/speeds.py",
+        "steps[peer] = row.steps + without",
+        "steps[peer] = row.steps",
+        ("tests/training/test_slow.py", "-k", "frozen_peer"),
+    ),
+    Sabotage(
+        "bounded staleness: what a peer took over with another's state counts twice",
+        "src/ragtag/training/optimizer/speeds.py",
+        "min(self._without.get(peer, 0), max(0, self._steps - row.steps))",
+        "self._without.get(peer, 0)",
+        ("tests/training/test_pace.py", "-k", "comes_back"),
+    ),
 )
 
 

@@ -1842,6 +1842,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "self._without.get(peer, 0)",
         ("tests/training/test_pace.py", "-k", "comes_back"),
     ),
+    Sabotage(
+        "quorum: a peer without a weight is one of it",
+        PROGRESS,
+        "len(self.counted - _peers(self.owed))",
+        "len(self.gave - _peers(self.owed))",
+        ("tests/protocols/test_quorum.py", "-k", "without_a_weight"),
+    ),
 )
 
 

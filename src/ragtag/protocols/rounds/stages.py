@@ -230,6 +230,8 @@ class Stages:
             return self._repair.answer(run, now_s + waiting.begun.gather_s)  # the other may have begun later
         if stage == SCATTER:
             waiting.gave.add(run.peer)
+            if run.weight.any():
+                waiting.counted.add(run.peer)
         incoming, effects = self.content.take(self, now_s, run, block)
         if incoming is None:
             return effects

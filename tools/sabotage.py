@@ -1849,6 +1849,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "len(self.gave - _peers(self.owed))",
         ("tests/protocols/test_quorum.py", "-k", "without_a_weight"),
     ),
+    Sabotage(
+        "carried gradients: sums are of the gradient's own type",
+        "src/ragtag/training/exchange/dense.py",
+        "(tensor.float() * self._weight)",
+        "(tensor * self._weight)",
+        ("tests/training/test_align.py", "-k", "carried"),
+    ),
 )
 
 

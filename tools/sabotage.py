@@ -1856,6 +1856,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "(tensor * self._weight)",
         ("tests/training/test_align.py", "-k", "carried"),
     ),
+    Sabotage(
+        "central barrier: one that has given and is gone takes the place of one that is to come",
+        "src/ragtag/protocols/central/gate.py",
+        "len(come.union(held.accepted, gives))",
+        "len(come.union(gives))",
+        ("tests/protocols/test_centre_parts.py", "-k", "barrier"),
+    ),
+    Sabotage(
+        "central barrier: one that comes back takes the place of one that is to come",
+        "src/ragtag/protocols/central/gate.py",
+        "len(come.union(held.accepted, gives))",
+        "len(come.union(held.accepted))",
+        ("tests/protocols/test_centre_parts.py", "-k", "barrier"),
+    ),
 )
 
 

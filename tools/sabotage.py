@@ -1870,6 +1870,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "len(come.union(held.accepted))",
         ("tests/protocols/test_centre_parts.py", "-k", "barrier"),
     ),
+    Sabotage(
+        "K-FAC: gradients travel in mixed chunks",
+        "src/ragtag/training/kfac.py",
+        "by is not None and by.hadamard",
+        "by is None",
+        ("tests/training/test_kfac.py", "-k", "mixed_chunks"),
+    ),
 )
 
 

@@ -514,6 +514,27 @@ def test_int8_leaves_too_little_of_a_basis_and_is_refused() -> None:
             )
 
 
+@pytest.mark.parametrize(("placement", "refused"), [("memory", True), (0.5, True), ("communication", False)])
+def test_mixed_chunks_are_refused_where_gradients_travel(placement: Any, refused: bool) -> None:
+    """What was lost would fall on all rows' counts, by which gradients are divided."""
+
+    def made_by(averager: ragtag.Averager) -> None:
+        KFAC(
+            nn.Linear(3, 2),
+            lr=0.1,
+            communicator=lambda needs: CrewCommunicator(
+                SoloTransport(0), "kfac", needs, placement=placement, averager=averager
+            ),
+        ).close()
+
+    made_by(ragtag.RPS(quorum=2))
+    if refused:
+        with pytest.raises(ValueError, match=f'placement {placement!r} each row.*placement="communication"'):
+            made_by(ragtag.RPS(hadamard=8))
+    else:
+        made_by(ragtag.RPS(hadamard=8))
+
+
 def test_rows_tell_how_many_workers_are_in_them() -> None:
     layers = {"a": LayerSize(5, 7), "b": LayerSize(3, 4, groups=2)}
     rows = Rows(layers, 9)

@@ -36,6 +36,7 @@ from ragtag.core.types import Outcome
 from ragtag.optim.kfac.communicator import Basis, FactorRound, Needs
 from ragtag.optim.kfac.placement import LayerSize, MeasuredCosts, cost_of, kaisa, largest_load
 from ragtag.protocols.channel.averager import Averager
+from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.named import Averaging, NamedMean, NamedTensors, Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.transport import PublishingTransport
@@ -81,7 +82,8 @@ class CrewCommunicator:
     averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
-    Raises ValueError: the placement or the cost is none, or the codec is int8.
+    Raises ValueError: the placement or the cost is none, the codec is int8, or the averager mixes chunks and
+        gradients travel.
     """
 
     def __init__(
@@ -109,6 +111,13 @@ class CrewCommunicator:
             raise ValueError(
                 "K-FAC: codec is int8, which leaves too little of eigenvectors and small eigenvalues: give "
                 '"bf16" or "fp32"'
+            )
+        by = averaging_of(averager, None)[0]
+        if self._share < 1 and by is not None and by.hadamard:
+            raise ValueError(
+                f"K-FAC: averager is {by!r}, which mixes rows, and with placement {placement!r} each row of "
+                "the gradients says by what it is divided: leave out hadamard, or give "
+                'placement="communication"'
             )
         matrices = {
             basis: (rows, size.groups)

@@ -1877,6 +1877,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "by is None",
         ("tests/training/test_kfac.py", "-k", "mixed_chunks"),
     ),
+    Sabotage(
+        "K-FAC: a layer that a peer does not run counts there as what it was",
+        "src/ragtag/optim/kfac/preconditioner.py",
+        "            if layer.folded > before[layer.name]\n",
+        "",
+        ("tests/training/test_kfac.py", "-k", "counts_at_the_peers"),
+    ),
+    Sabotage(
+        "K-FAC: a factor is over all peers, also those that do not give it",
+        "src/ragtag/training/kfac.py",
+        "mean[name] / count",
+        "mean[name]",
+        ("tests/training/test_kfac.py", "-k", "counts_at_the_peers"),
+    ),
+    Sabotage(
+        "K-FAC: an owner that never ran a layer does not decompose it",
+        "src/ragtag/optim/kfac/preconditioner.py",
+        "                layer.folded = max(layer.folded, 1)  # by others' passes\n",
+        "",
+        ("tests/training/test_kfac.py", "-k", "counts_at_the_peers"),
+    ),
 )
 
 

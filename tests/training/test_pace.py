@@ -146,6 +146,11 @@ def test_who_comes_back_is_as_far_behind_as_before_unless_it_took_over_what_it_m
     board.tell(1, 6)
     board.tell(2, 100)
     assert of.read().steps == {0: 101, 1: 99, 2: 101, 3: 5}
+    board.silent = frozenset({3})
+    of.read()
+    of.stepped(50, 0.1)  # it has taken over an older state
+    board.silent = frozenset()
+    assert of.read().steps[3] == 5
 
 
 def test_an_absurd_speed_is_not_believed_and_noted_once() -> None:

@@ -97,7 +97,7 @@ class Pacer:
         """This peer has taken ``steps`` in all; the last took so long to compute."""
         for peer in self._seen:
             if peer in self._overdue or peer not in self._live:
-                self._without[peer] = self._without.get(peer, 0) + steps - self._steps
+                self._without[peer] = self._without.get(peer, 0) + max(0, steps - self._steps)
         self._steps = steps
         if took_s > 0:
             self._took_s.append(took_s)

@@ -85,7 +85,7 @@ class Waiting:
     owed: the shares that are waited for now.
     came: the peers from which something of this round has come.
     gave: those of which a copy has come.
-    counted: those of which one has come that counts in an average: it has a weight.
+    counted: where there is a quorum, those of which one has come that counts in an average: it has a weight.
     answered: those that have said something since they were asked whether they are there.
     vain: those that it went on without, and for which more time would not have helped (see ``Why``).
     never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once

@@ -187,7 +187,8 @@ def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(pla
         oldest = max(ages[10:85])
         assert oldest <= 3 * 4, "until its second owner computes"
         assert oldest > 3 or placement == "memory", "an owner was silent, and that is told"
-        assert max(ages[-5:]) <= 3 * 2
+        # of a crew that is lost from sight for a step a layer comes with the basis that was here before
+        assert sorted(ages[-10:])[-2] <= 3 * 2
         assert sorted(found["took_s"])[-4] < 1.5 * median(found["took_s"]), "a death costs some deadlines"
         # rows of gradients go two ways, each of which loses a tenth; a worker is back before it is in step
         assert sum(map(bool, found["plain"][5:])) < (10 if placement == "communication" else 0.2 * 105 + 15)

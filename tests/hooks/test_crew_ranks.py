@@ -76,13 +76,14 @@ def test_a_ddp_script_goes_on_when_peers_are_killed_and_frozen() -> None:
 
 @pytest.mark.slow
 def test_nan_on_one_peer_is_named_there_and_the_others_go_on() -> None:
-    peers = run(3, 60, nan=30)
+    steps = 400  # of some ms: on a busy machine a peer may be away for a hundred, and then is to catch up
+    peers = run(3, steps, nan=30)
     assert (
         peers[1]
         .said["refused"]
         .startswith("gradient of '0.weight' has 2000 NaN and 0 infinite of 2000 values. Nothing was sent")
     )
-    assert [len(peer.seconds) for peer in peers] == [60, 59, 60]
+    assert [len(peer.seconds) for peer in peers] == [steps, steps - 1, steps]
     assert all(peer.learned() for peer in peers)
     assert not any("refused" in peers[at].said for at in (0, 2))
     assert all("nan" not in peer.said["ended"] for peer in peers)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from ragtag.optim.compensate import compensated
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Block, Rule, Update
+from ragtag.protocols.central.gate import RuleGate
 from ragtag.protocols.central.owners import GONE_AFTER, Owners
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.exchange.central import Compensation, Judged
@@ -98,6 +102,36 @@ def update(peer: int, number: int, value: float, base: int, weight: float = 1.0,
     there = np.arange(3) < got
     values = np.full((3, 2), value, np.float32) * there[:, None]
     return Update(peer, number, values.astype(np.float32), there, weight, base, base)
+
+
+@pytest.mark.parametrize("gone", ["left", "silent"])
+def test_a_barrier_waits_for_those_that_live_though_one_that_has_given_is_gone(gone: str) -> None:
+    """Of five, peers 0 to 2 have given when 0 goes: its update counts, and 3 and 4 are still to come."""
+    held, owners = Block(2, np.zeros((3, 2), np.float32), serving=True), Owners(2, 1, 1, range(5))
+    opening: Any = SimpleNamespace(me=2, number=0, channel=SimpleNamespace(probe_s=0.1))
+    gate = RuleGate(opening, Judged(BackupWorkers(0)), [held], owners)
+    for peer in range(3):
+        assert gate.judge(0.0, 0, update(peer, 0, 1.0, 0)).answers == []
+    if gone == "left":
+        owners.left(0)
+        held.forget(0)
+    else:
+        for _ in range(GONE_AFTER):
+            owners.silent(0)
+    assert gate.review(0.0, [0]).answers == []
+    assert gate.judge(0.0, 0, update(3, 0, 1.0, 0)).answers == []
+    assert {answer.peer for _, answer in gate.judge(0.0, 0, update(4, 0, 1.0, 0)).answers} >= {1, 2, 3, 4}
+
+
+def test_a_barrier_counts_one_again_that_it_no_longer_waited_for() -> None:
+    """Peer 2 comes back as the second of three: peer 1 is still to come."""
+    held, owners = Block(0, np.zeros((3, 2), np.float32), serving=True), Owners(0, 1, 1, range(3))
+    opening: Any = SimpleNamespace(me=0, number=0, channel=SimpleNamespace(probe_s=0.1))
+    gate = RuleGate(opening, Judged(BackupWorkers(0)), [held], owners)
+    held.missed_steps[2] = GONE_AFTER
+    assert gate.judge(0.0, 0, update(0, 0, 1.0, 0)).answers == []
+    assert gate.judge(0.0, 0, update(2, 0, 1.0, 0)).answers == []
+    assert len(gate.judge(0.0, 0, update(1, 0, 1.0, 0)).answers) == 3
 
 
 def block() -> Block:

@@ -117,6 +117,27 @@ def test_fewer_than_a_quorum_wait_once_more_at_the_deadline() -> None:
     )
 
 
+def test_a_peer_without_a_weight_is_none_of_a_quorum() -> None:
+    """Peer 0 has none, and peer 5 is late by more than the deadline: four count, of the five that it takes.
+
+    So the others wait once more, and peer 5 is in.
+    """
+    world, own = World(N, ragtag.RPS(quorum=5), 2 * N, floor_s=0.004, probe_s=0.3), vectors(N, 2 * N)
+
+    def again(peer: int, outcome: Outcome) -> None:
+        after_s = STEP_S + 0.03 * (peer == 5 and outcome.round == 7)
+        if outcome.round < 8:
+            world.average(peer, own[peer], float(peer > 0), after_s=after_s)
+
+    world.on_done = again
+    for peer in range(N):
+        world.average(peer, own[peer], float(peer > 0))
+    world.run()
+    for outcome in of_round(world, 8).values():
+        assert outcome.averaged.all()
+        assert all(members(bits) == [1, 2, 3, 4, 5] for bits in outcome.heard)
+
+
 @pytest.mark.parametrize("wrong", [1, -1, 65, 2.5, True])
 def test_what_is_no_quorum_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="from 2 to 64, or 0"):

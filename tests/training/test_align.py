@@ -175,6 +175,24 @@ def test_gradients_nobody_has_an_average_of_become_0_and_buffers_stay() -> None:
     assert (running == 2.0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_carried_gradients_of_many_samples_are_finite_in_a_short_type(dtype: torch.dtype) -> None:
+    """100 times 4,096 samples is more than float16 can hold; two such are carried, and become one mean."""
+    samples = 4096.0
+    gradient = torch.full((300,), 100.0, dtype=dtype)
+    crew = FakeCrew(1)
+    parts = [Part("w", GRADIENT, lambda: gradient)]
+    replica = Replica(parts, crew.transport(0), RPS(), fp32, content="gradients", share=False, carries=True)
+    n = len(replica.bucket.flatten())
+    nobody = nobodys(0, replica.bucket.values.copy(), np.ones(n, np.float32), np.ones(n, np.uint64), None)
+    replica._weight = samples
+    replica._take(replace(nobody, averaged=np.zeros(n, np.bool_), told=np.zeros(n, np.bool_)))
+    assert (gradient == 0.0).all()
+    gradient += 50.0
+    assert (replica._flatten(samples).reshape(-1)[:300] == 150.0).all()
+    assert (gradient == 150.0).all()
+
+
 def test_a_spoilt_round_is_mended_long_before_the_next_comparison_by_number() -> None:
     training = Training(5, 31, dies={4: 10}, make=OPTIMIZERS["momentum"], options={"align": Align()}).run()
     assert not training.alike(11), "half of them had its averages"

@@ -310,6 +310,23 @@ def test_with_other_batches_the_epoch_begins_anew(caplog: pytest.LogCaptureFixtu
     assert "epoch 1 begins anew: the samples, batch size or seed are others" in caplog.text
 
 
+def test_of_a_stream_a_slow_peers_part_of_what_it_skips_is_drawn_by_nobody() -> None:
+    """As ``Split`` says: it takes a third as many batches, and ends once it is through the epoch it is in."""
+    crew = Crew.of(2)
+    loader, peers = DataLoader(Stream(40), batch_size=2), [Peer(crew, me) for me in range(2)]
+    for peer in peers:
+        peer.splits[0] = Portion(loader, peer.me, peer.peers, seed=7, epochs=peer.epochs)
+    fast, slow = (peer.train(3) for peer in peers)
+    for _ in range(7):
+        for _ in range(5):
+            next(fast, None)
+        next(slow, None)
+    together(fast, slow)
+    assert [peer.seen for peer in peers] == [[0, 1, 2], [0]]
+    assert samples(0, *peers) == list(range(40))
+    assert len(samples(1, *peers)) == len(samples(2, *peers)) == 20
+
+
 def test_a_stream_goes_on_with_its_epoch() -> None:
     split = Portion(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
     assert drawn(split) == list(range(6))

@@ -129,6 +129,30 @@ def test_who_was_waited_for_in_vain_has_no_clock_until_it_steps() -> None:
     assert of.read().steps == {0: 7, 1: 3}
 
 
+def test_who_comes_back_is_as_far_behind_as_before_unless_it_took_over_what_it_missed() -> None:
+    board = Board()
+    of = pacer(board)
+    of.stepped(7, 0.1)
+    for peer in (1, 2, 3):
+        board.tell(peer, 5)
+    of.read()
+    board.silent = frozenset({1, 2})
+    of.read()
+    of.stepped(100, 0.1)
+    board.silent = frozenset()
+    board.tell(2, 99)
+    assert of.read().steps == {0: 100, 1: 98, 2: 100, 3: 5}
+    of.stepped(101, 0.1)
+    board.tell(1, 6)
+    board.tell(2, 100)
+    assert of.read().steps == {0: 101, 1: 99, 2: 101, 3: 5}
+    board.silent = frozenset({3})
+    of.read()
+    of.stepped(50, 0.1)  # it has taken over an older state
+    board.silent = frozenset()
+    assert of.read().steps[3] == 5
+
+
 def test_an_absurd_speed_is_not_believed_and_noted_once() -> None:
     board, notes = Board(), list[Noted]()
     of = pacer(board, notes)

@@ -69,7 +69,9 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     for _ in range(5):
         peer.step()
     assert peer.scheduling.spent.wait_s == waited_s
-    board.tell(1, 1, step_s=1.0)  # it goes on, and counts again
+    board.tell(1, 1, step_s=1.0)  # it goes on, and counts again: one step behind, and not seven
+    peer.step()
+    assert peer.scheduling.spent.wait_s == waited_s
     peer.step()
     assert peer.scheduling.spent.wait_s > waited_s
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +26,10 @@ BATCH, GRAIN = 32, 4
 
 
 class Posting(Seat):
-    """A seat whose peer posts without waiting."""
+    """A seat whose clock goes on with steps alone."""
 
-    def post_soon(self, topic: int, blob: bytes) -> None:
-        self.post(topic, blob)
+    def now_s(self) -> float:
+        return self.crew.at_s
 
 
 @dataclass
@@ -48,14 +47,13 @@ class Steps:
     took_s: list[float] = field(default_factory=list)
     used: list[Counter[int]] = field(default_factory=list)
     reports: list[EpochReport] = field(default_factory=list)
-    now_s: float = 1_000.0
 
     def __post_init__(self) -> None:
         n = len(self.speeds)
         self.hall = Hall(n, latency_s=0.0)
-        self.hall.now_s = self.now_s
+        self.hall.now_s = 1_000.0
         self.busy_s = [0.0] * n
-        crew = Crew(n, frozenset(range(n)), hall=self.hall)
+        self.crew = crew = Crew(n, frozenset(range(n)), hall=self.hall, at_s=self.hall.now_s)
         loader = DataLoader(Numbers(self.samples), batch_size=BATCH, shuffle=True)
         self.splits = [
             Portion(
@@ -73,7 +71,7 @@ class Steps:
     def epoch(self) -> None:
         streams: dict[int, Iterator[object]] = {me: iter(split) for me, split in enumerate(self.splits)}
         used: Counter[int] = Counter()
-        began_s = self.now_s
+        began_s = self.crew.at_s
         while streams:
             batches = {me: flat(batch) for me, s in streams.items() if (batch := next(s, None)) is not None}
             streams = {me: streams[me] for me in batches}
@@ -85,9 +83,9 @@ class Steps:
             took_s = {me: self.overhead_s + len(b) / self.speeds[me] for me, b in batches.items()}
             for me, s in took_s.items():
                 self.busy_s[me] += s
-            self.now_s += max(took_s.values())
-            self.hall.run(self.now_s)
-        self.took_s.append(self.now_s - began_s)
+            self.crew.at_s += max(took_s.values())
+            self.hall.run(self.crew.at_s)
+        self.took_s.append(self.crew.at_s - began_s)
         self.used.append(used)
 
     def middle(self) -> dict[int, float]:
@@ -97,13 +95,11 @@ class Steps:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Steps]:
-    """A crew of which all clocks are its own."""
+def steps() -> Callable[..., Steps]:
+    """A crew of these speeds."""
 
     def make(speeds: Sequence[float], asked: BatchSizes | None, samples: int = 8_000, **how: float) -> Steps:
-        made = Steps(list(speeds), samples, asked, **how)
-        monkeypatch.setattr(time, "monotonic", lambda: made.now_s)
-        return made
+        return Steps(list(speeds), samples, asked, **how)
 
     return make
 

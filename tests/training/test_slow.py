@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ragtag.core.channels import topic_of
-from ragtag.core.faults import Faults
+from ragtag.core.faults import Faults, Freeze
 from ragtag.core.types import Floats, Outcome, nobodys
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
-from ragtag.schedules import SSP, LocalSteps, Partial
+from ragtag.schedules import DSSP, SSP, LocalSteps, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.slow import SlowPeer
@@ -272,12 +272,13 @@ def test_weights_that_cannot_be() -> None:
 
 
 def paced(
-    schedule: SSP | Partial, steps: int, speed: tuple[float, ...]
+    schedule: SSP | DSSP | Partial, steps: int, speed: tuple[float, ...], freezes: tuple[Freeze, ...] = ()
 ) -> tuple[list[float], list[list[int]], int]:
     """Peers in steps of a second on quiet lines. Returns when each ends, how far ahead of the slowest each
     was after its steps, and in how many rounds of peer 0 the last peer was heard.
     """
-    crew = SimulatedCrew(len(speed), Faults(latency_s=1e-4), cost=ComputeCost(1.0, speed=speed, sigma=0.03))
+    faults = Faults(latency_s=1e-4, freezes=freezes)
+    crew = SimulatedCrew(len(speed), faults, cost=ComputeCost(1.0, speed=speed, sigma=0.03))
     taken = [0] * len(speed)
     leads: list[list[int]] = [[] for _ in speed]
     heard = 0
@@ -317,6 +318,16 @@ def test_a_bound_on_staleness_holds_and_costs_what_the_slowest_needs() -> None:
     assert max(ends) < 1.1 * 4 * steps
     assert max(map(max, leads)) <= 5  # the step that is waited with counts
     assert heard > steps / 4
+
+
+@pytest.mark.parametrize("schedule", [SSP(2), DSSP(2, 4)], ids=repr)
+def test_a_crew_does_not_stop_for_what_a_frozen_peer_has_missed(schedule: SSP | DSSP) -> None:
+    """It comes back 30 steps behind. The others wait for its next steps, as before, and not for these 30."""
+    steps, at_s, away = 60, 10.5, 30
+    ends, leads, _ = paced(schedule, steps, (1.0, 1.0, 1.0, 0.5), (Freeze(3, at_s, float(away)),))
+    at_its_pace = steps - away - at_s / 2
+    assert max(ends[:3]) < 1.05 * (at_s + away + 2 * (at_its_pace + 6)) < at_s + 2 * (steps - at_s / 2)
+    assert max(map(max, leads)) <= away + 3
 
 
 def test_a_slow_peer_computes_on_while_the_others_come_to_its_round() -> None:

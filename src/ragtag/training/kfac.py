@@ -36,7 +36,8 @@ from ragtag.core.types import Outcome
 from ragtag.optim.kfac.communicator import Basis, FactorRound, Needs
 from ragtag.optim.kfac.placement import LayerSize, MeasuredCosts, cost_of, kaisa, largest_load
 from ragtag.protocols.channel.averager import Averager
-from ragtag.training.named import Averaging, NamedMean, NamedTensors, Newest
+from ragtag.training.exchange.asked import averaging_of
+from ragtag.training.named import Averaging, NamedTensors, Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.transport import PublishingTransport
 
@@ -44,8 +45,9 @@ Placement = Literal["communication", "memory"] | float
 """How many peers precondition a layer's gradient: all, one, or a share of them."""
 PlacementCost = Literal["compute", "memory", "measured"]
 """What a decomposition of n rows costs: n^3, n^2, or the time that it takes."""
-TIMES, COSTS = "times", "costs"
-"""Among the names of factors and of bases, which have dots: what peers measured, and what all place by."""
+GIVEN, TIMES, COSTS = "given", "times", "costs"
+"""Among the names of factors and of bases, which have dots: which factors a peer gives, what peers measured,
+and what all place by."""
 GAIN = 0.1
 """Owners change where the busiest one has so much less to do then; times are no more exact than that."""
 COMING_MAX = 4
@@ -81,7 +83,8 @@ class CrewCommunicator:
     averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
-    Raises ValueError: the placement or the cost is none, or the codec is int8.
+    Raises ValueError: the placement or the cost is none, the codec is int8, or the averager mixes chunks and
+        gradients travel.
     """
 
     def __init__(
@@ -110,6 +113,13 @@ class CrewCommunicator:
                 "K-FAC: codec is int8, which leaves too little of eigenvectors and small eigenvalues: give "
                 '"bf16" or "fp32"'
             )
+        by = averaging_of(averager, None)[0]
+        if self._share < 1 and by is not None and by.hadamard:
+            raise ValueError(
+                f"K-FAC: averager is {by!r}, which mixes rows, and with placement {placement!r} each row of "
+                "the gradients says by what it is divided: leave out hadamard, or give "
+                'placement="communication"'
+            )
         matrices = {
             basis: (rows, size.groups)
             for layer, size in needs.layers.items()
@@ -122,6 +132,7 @@ class CrewCommunicator:
         self._measured = MeasuredCosts(matrices) if cost == "measured" else None
         self._publishes_costs = False
         averaged, self._computed = dict(needs.averaged), dict(needs.computed)
+        averaged[GIVEN] = torch.zeros(len(needs.averaged))
         if self._measured is not None:
             sizes = torch.zeros(len(self._measured.sizes))
             averaged[TIMES], self._computed[COSTS] = sizes.repeat(2, 1), sizes
@@ -163,12 +174,13 @@ class CrewCommunicator:
     # -- Factors and bases
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
-        """Begin an average of all factors, and of what decompositions take."""
-        measured = self._measured
-        if measured is None:
-            return self.tensors.average(values, weight)
-        under_way = self.tensors.average({**values, TIMES: torch.tensor(measured.told())}, weight)
-        return _Timed(under_way, measured)
+        """Begin an average of factors, and of what decompositions take."""
+        factors, told = self._needs.averaged, dict(values)
+        told[GIVEN] = torch.tensor([float(name in values) for name in factors])
+        told.update({name: torch.zeros_like(one) for name, one in factors.items() if name not in values})
+        if self._measured is not None:
+            told[TIMES] = torch.tensor(self._measured.told())
+        return _FactorRound(self.tensors.average(told, weight), factors, self._measured)
 
     def mine(self, step: int) -> list[str]:
         """The bases that this peer owns, and those for whose silent owner it stands in."""
@@ -277,17 +289,24 @@ class CrewCommunicator:
         return {**self._rows.read(mean["rows"]), **own}
 
 
-class _Timed:
-    """A round of factors, with what decompositions take at all peers."""
+class _FactorRound:
+    """A round of factors, perhaps with what decompositions take at all peers.
 
-    def __init__(self, under_way: Averaging, measured: MeasuredCosts) -> None:
-        self._under_way, self._measured = under_way, measured
+    A peer gives zeros for a factor that it has not. How often the others are in its mean is averaged, too.
+    """
 
-    def result(self) -> NamedMean:
+    def __init__(
+        self, under_way: Averaging, factors: Collection[str], measured: MeasuredCosts | None
+    ) -> None:
+        self._under_way, self._factors, self._measured = under_way, factors, measured
+
+    def result(self) -> Mapping[str, Tensor]:
         mean = self._under_way.result()
-        logs, counts = mean[TIMES].tolist()
-        self._measured.hear(logs, counts)
-        return mean
+        if self._measured is not None:
+            logs, counts = mean[TIMES].tolist()
+            self._measured.hear(logs, counts)
+        given = zip(self._factors, mean[GIVEN].tolist(), strict=True)
+        return {name: mean[name] / count for name, count in given if count > 0}
 
 
 class Rows:

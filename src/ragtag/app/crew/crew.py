@@ -470,7 +470,8 @@ class Crew:
         cost: of a decomposition, by which owners have even loads: "compute" (n^3), "memory" (n^2), or
             "measured": peers time their own, and one of them says what all place by from then on.
         averager: of factors, and of gradients that travel: ``ragtag.RPS()`` (the default), or another that
-            averages at once. codec: how factors and bases travel: "fp32" or "bf16".
+            averages at once (without ``hadamard`` where they travel).
+        codec: how factors and bases travel: "fp32" or "bf16".
         The others: ``ragtag.KFAC``. All peers give the same.
 
         Raises SchemaMismatch where another peer has other layers or settings; TypeError or ValueError, saying

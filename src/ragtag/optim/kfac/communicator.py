@@ -35,17 +35,11 @@ class Needs:
     settings: str
 
 
-class FactorMeans(Protocol):
-    """Averaged factors, by name."""
-
-    def __getitem__(self, name: str, /) -> Tensor: ...
-
-
 class FactorRound(Protocol):
     """An average under way."""
 
-    def result(self) -> FactorMeans:
-        """Wait for its end, which its own deadline bounds."""
+    def result(self) -> Mapping[str, Tensor]:
+        """Wait for its end, which its own deadline bounds. The means by name, without what nobody gave."""
         ...
 
 
@@ -65,7 +59,10 @@ class Communicator(Protocol):
     """Named tensors: factors that are averaged, and bases that an owner computes for all."""
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
-        """Begin an average of all factors. weight: how much this peer's count."""
+        """Begin an average of factors, each over the peers that give it.
+
+        values: the factors that this peer gives. weight: how much they count.
+        """
         ...
 
     def mine(self, step: int) -> list[str]:
@@ -103,7 +100,7 @@ class _Ended:
     def __init__(self, values: Mapping[str, Tensor], on_taken: Callable[[], None]) -> None:
         self._values, self._on_taken = values, on_taken
 
-    def result(self) -> FactorMeans:
+    def result(self) -> Mapping[str, Tensor]:
         self._on_taken()
         return self._values
 

@@ -63,7 +63,7 @@ class KfacLayer:
         self.size = LayerSize(rows, module.weight.shape[0] // self.groups, self.groups)
         self.factors = {"A": self._identity(self.size.a), "G": self._identity(self.size.g)}
         self.folded = 0
-        """How many times new passes have come into the factors."""
+        """How many times new passes have come into the factors; 1 at least where they are other peers'."""
         self.samples = 0
         """Of the passes since the factors were updated."""
         self._form = self._shapes()

@@ -285,11 +285,16 @@ class KFAC:
     def _fold(self, decay: float, samples: float | None) -> None:
         self._settle()
         seen = max((layer.samples for layer in self._layers.values()), default=0)
+        before = {name: layer.folded for name, layer in self._layers.items()}
         for name, layer in self._layers.items():
             if not layer.fold(decay):
                 self.dropped += 1
                 self._note(name, "passes that are not finite: they are left out of its factors")
-        factors = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
+        factors = {  # one without new passes would hold the others' back; without any it is the identity
+            name: layer.factors[side]
+            for name, (layer, side) in self._sides.items()
+            if layer.folded > before[layer.name]
+        }
         self._round = self._peers.average(factors, float(seen) if samples is None else samples)
 
     def _settle(self) -> None:
@@ -297,8 +302,10 @@ class KFAC:
         if self._round is not None:
             means, self._round = self._round.result(), None
             self._rounds += 1
-            for name, (layer, side) in self._sides.items():
-                layer.factors[side] = means[name].to(layer.factors[side])
+            for name, mean in means.items():
+                layer, side = self._sides[name]
+                layer.factors[side] = mean.to(layer.factors[side])
+                layer.folded = max(layer.folded, 1)  # by others' passes
 
     def _decompose(self, damping: float) -> None:
         due = set(self._peers.mine(self.steps))

@@ -113,7 +113,7 @@ class RuleGate:
         if barrier and held.expired_s is not None and update.clock < count:
             self._barrier.late(now_s - held.expired_s)  # the update came after its barrier had ended
             held.expired_s = None
-        answers += held.judge(now_s, update, self._rule, self._expected(block))
+        answers += held.judge(now_s, update, self._rule, self._expected(block, update.peer))
         if barrier and count_of(held.version) > count and not fresh:
             self._barrier.completed(now_s - since_s)
         timers = self.rearm(now_s, block) if fresh else []
@@ -164,6 +164,11 @@ class RuleGate:
         self._barrier.floor_s = HEADROOM * self._computed_s
         return self._barrier.budget_s()
 
-    def _expected(self, block: int) -> int:
-        missed = self._blocks[block].missed_steps
-        return max(1, sum(missed.get(peer, 0) < GONE_AFTER for peer in self._owners.live))
+    def _expected(self, block: int, *gives: PeerId) -> int:
+        """Of how many peers a step is: those that come and, though they are gone, those that have given.
+
+        gives: peers that give now.
+        """
+        held = self._blocks[block]
+        come = {peer for peer in self._owners.live if held.missed_steps.get(peer, 0) < GONE_AFTER}
+        return max(1, len(come.union(held.accepted, gives)))

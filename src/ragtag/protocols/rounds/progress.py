@@ -85,6 +85,7 @@ class Waiting:
     owed: the shares that are waited for now.
     came: the peers from which something of this round has come.
     gave: those of which a copy has come.
+    counted: where there is a quorum, those of which one has come that counts in an average: it has a weight.
     answered: those that have said something since they were asked whether they are there.
     vain: those that it went on without, and for which more time would not have helped (see ``Why``).
     never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once
@@ -105,6 +106,7 @@ class Waiting:
         self.owed: set[Share] = set()
         self.came: set[PeerId] = set()
         self.gave: set[PeerId] = set()
+        self.counted: set[PeerId] = set()
         self.answered: set[PeerId] = set()
         self.vain: set[PeerId] = set()
         self.never: set[Share] = set()
@@ -214,8 +216,8 @@ class Waiting:
             self._miss(set(self.owed), Why.ENOUGH)
 
     def _there(self) -> int:
-        """How many peers have given this owner their copies, itself among them."""
-        return int(self.begun.weight > 0) + len(self.gave - _peers(self.owed))
+        """How many peers have given this owner copies that count in its averages, itself among them."""
+        return int(self.begun.weight > 0) + len(self.counted - _peers(self.owed))
 
     def outvoted(self, told_by: PeerId, heard: PeerSet) -> None:
         """``OUTVOTED``: an owner has sent an average, with its contributors. Wait for no peer that most lack.

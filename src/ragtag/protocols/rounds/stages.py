@@ -230,6 +230,9 @@ class Stages:
             return self._repair.answer(run, now_s + waiting.begun.gather_s)  # the other may have begun later
         if stage == SCATTER:
             waiting.gave.add(run.peer)
+            weight = run.weight if run.mask is None else run.weight[run.mask]
+            if spec.quorum and (weight > 0).any():
+                waiting.counted.add(run.peer)
         incoming, effects = self.content.take(self, now_s, run, block)
         if incoming is None:
             return effects

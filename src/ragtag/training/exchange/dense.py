@@ -217,5 +217,6 @@ class Replica:
                 tensor = part.find()
                 there = self.bucket.values_in(at, untold).to(tensor.device)
                 if self._carries and self._weight > 0:
-                    self._carried.append((part, (tensor * self._weight).masked_fill_(~there, 0.0)))
+                    # as float32: in float16 times a number of samples it would be infinite
+                    self._carried.append((part, (tensor.float() * self._weight).masked_fill_(~there, 0.0)))
                 tensor.masked_fill_(there, 0.0)

@@ -52,7 +52,8 @@ def decode(blob: bytes) -> Pace | None:
 class Paces:
     """What is known of all peers that post and answer, this one included (``live``).
 
-    steps: that each has taken.
+    steps: that each has taken, and those that this one took while it went on without it: a peer that comes
+        back is as far behind as it was when it was last waited for, and has nothing to make up.
     step_s: seconds that a step of each takes, where what it posts is believed.
     since_s: how long ago each was seen to have taken a step.
     exchange_s: the middle of what averages take.
@@ -88,9 +89,15 @@ class Pacer:
         self._seen: dict[PeerId, tuple[int, float]] = {}
         self._doubted: set[PeerId] = set()
         self._overdue: dict[PeerId, int] = {}
+        self._without: dict[PeerId, int] = {}
+        """Steps that this peer took while it did not wait for another."""
+        self._live: frozenset[PeerId] = frozenset()
 
     def stepped(self, steps: int, took_s: float) -> None:
         """This peer has taken ``steps`` in all; the last took so long to compute."""
+        for peer in self._seen:
+            if peer in self._overdue or peer not in self._live:
+                self._without[peer] = self._without.get(peer, 0) + max(0, steps - self._steps)
         self._steps = steps
         if took_s > 0:
             self._took_s.append(took_s)
@@ -135,11 +142,15 @@ class Pacer:
             self._seen[peer] = row.steps, at_s
             since_s[peer] = now_s - at_s
             if peer not in self._overdue:
-                steps[peer] = row.steps
+                # one that took over the state of others has taken their steps with it
+                without = min(self._without.get(peer, 0), max(0, self._steps - row.steps))
+                self._without[peer] = without
+                steps[peer] = row.steps + without
         told = {peer: row.step_s for peer, row in rows.items()}
         if self._took_s:
             told[me] = self._mine().step_s
         exchange_s = median([self._exchange_s, *(row.exchange_s for row in rows.values())])
+        self._live = live
         return Paces(steps, self._believed(told), since_s, exchange_s, live)
 
     def _mine(self) -> Pace:

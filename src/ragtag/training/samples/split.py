@@ -18,10 +18,11 @@ class Split:
 
     Shards (``shards=``) stay with their peers; only once a peer is known to be dead the living share what is
     left of its shard. A loader with a sampler of its own (weighted, or of batches) or over an iterable data
-    set is read by every peer, which keeps every n-th batch of it. What these draw by random numbers of torch,
-    numpy or Python, or by the sampler's generator, is the same on all peers; what shuffles by others needs
-    the same seed on each. With workers, batches are drawn as the loader hands their indices to workers, some
-    ahead of training.
+    set is read by every peer, which keeps every n-th batch of it. So nobody draws what a slower peer leaves:
+    in ``crew.epochs`` it goes on in the crew's epoch once it is through its own, or ends, where the others
+    have done the last. What these loaders draw by random numbers of torch, numpy or Python, or by the
+    sampler's generator, is the same on all peers; what shuffles by others needs the same seed on each. With
+    workers, batches are drawn as the loader hands their indices to workers, some ahead of training.
 
     Each ``iter`` begins an epoch; a peer that comes late begins in the crew's. An epoch that is broken off
     gives back what it had claimed. Snapshots have the epoch, and which of its samples are used.

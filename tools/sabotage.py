@@ -59,6 +59,8 @@ TWICE = ("tests/training/test_overlap.py", "-k", "buffers_once")
 FIXED = ("tests/training/test_fixed.py",)
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
+SEATS = ("tests/app/launch/test_loop.py", "-k", "number_in_the_crew or joined_anew")
+ON_RAY = ("tests/app/on_ray/test_loop.py", "tests/app/on_ray/test_script.py")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
 CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
 PRESENCE = "src/ragtag/protocols/channel/presence.py"
@@ -142,6 +144,62 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "over = self._ending is not None or self._is_over(lost=peer.number)",
         "over = self._ending is not None",
         RESTARTED,
+    ),
+    Sabotage(
+        "launcher: its trace has its own numbers of peers",
+        "src/ragtag/app/launch/seats.py",
+        "return self._seats.get(number, trace.CREW)",
+        "return number",
+        SEATS,
+    ),
+    Sabotage(
+        "launcher: one that is invited has its number at once",
+        "src/ragtag/app/launch/seats.py",
+        "trace.CREW if place.token is not None else place.rank",
+        "place.rank",
+        SEATS,
+    ),
+    Sabotage(
+        "launcher: a fault of the network names a process",
+        "src/ragtag/app/launch/seats.py",
+        " if record.name in OF_PROCESSES else record",
+        "",
+        SEATS,
+    ),
+    Sabotage(
+        "Ray: the trace has the launcher's numbers of peers",
+        "src/ragtag/app/launch/seats.py",
+        "self._seats[number] = int(told.detail)",
+        "self._seats[number] = number",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: traces of later crews stay where they are",
+        "src/ragtag/app/on_ray/actor.py",
+        "for crew in crews(self._folder)",
+        "for crew in [self._folder]",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: what a peer told last is lost",
+        "src/ragtag/app/on_ray/actor.py",
+        "        self._read_ready()  # what it told last\n",
+        "",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: what a lost peer printed last is lost",
+        "src/ragtag/app/on_ray/loop.py",
+        "            self._print(peer, news.end.held)\n",
+        "",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: a long line of a trace stops it",
+        "src/ragtag/app/on_ray/actor.py",
+        "TRACE_BYTES_MAX = LINE_BYTES_MAX",
+        "TRACE_BYTES_MAX = 1 << 18",
+        ON_RAY,
     ),
     Sabotage(
         "named tensors: finite in float64 will do",

@@ -202,6 +202,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ON_RAY,
     ),
     Sabotage(
+        "invite: a run's first crew is all that there is",
+        "src/ragtag/app/invitation/token.py",
+        "kept[-1] if kept else run_folder",
+        "run_folder",
+        ("tests/app/invitation/test_invite.py",),
+    ),
+    Sabotage(
+        "report: --json leaves --out and --open out",
+        "src/ragtag/app/cli/main.py",
+        "if as_json and (open_ or out is not None):",
+        "if False:",
+        ("tests/app/cli/test_cli.py", "-k", "an_error_is_one_line"),
+    ),
+    Sabotage(
         "named tensors: finite in float64 will do",
         "src/ragtag/training/named.py",
         "if not np.isfinite(_plain(value)).all():",

@@ -99,6 +99,11 @@ def test_methods_are_listed_on_demand() -> None:
         (["reproduce", "rps", "--data", "nowhere.tar"], "there is no archive nowhere.tar"),
         (["report", "nowhere"], "no trace to read: nowhere is not a folder"),
         (["report", "nowhere", "--json"], "no trace to read: nowhere is not a folder"),
+        (
+            ["report", "x", "--json", "--out", "y"],
+            "--json prints the figures and makes no page: give it, or ",
+        ),
+        (["report", "x", "--json", "--open"], "--json prints the figures and makes no page: give it, or "),
         (["watch", "nowhere"], "nowhere is not a folder"),
     ],
 )

@@ -288,6 +288,8 @@ def report(
     """Make one self-contained page of a run: accuracy, arrival, round times, faults, missed peers."""
     from ragtag.app.report import build_report, report_json
 
+    if as_json and (open_ or out is not None):
+        raise ValueError("--json prints the figures and makes no page: give it, or --out and --open")
     if as_json:
         print_json(report_json(run))
         return

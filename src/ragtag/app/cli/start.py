@@ -257,9 +257,9 @@ def revoke(whom: options.Whom, holder: options.HolderText, as_json: options.Json
 
 def _holder(given: str) -> Token:
     """The token that is meant: of a run's folder, or as ``ragtag join`` takes one."""
-    from ragtag.app.invitation.token import decode, kept_token
+    from ragtag.app.invitation.token import decode, newest_token
 
-    return decode(kept_token(Path(given)) if is_folder(given) else token_text(given))
+    return decode(newest_token(Path(given)) if is_folder(given) else token_text(given))
 
 
 def _launch(

@@ -216,6 +216,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/cli/test_cli.py", "-k", "an_error_is_one_line"),
     ),
     Sabotage(
+        "help: choices are broken amid a word",
+        "src/ragtag/app/cli/leak.py",
+        '        metavar="NAME",\n        help="decoder',
+        '        help="decoder',
+        ("tests/app/cli/test_cli.py", "-k", "fills_lines"),
+    ),
+    Sabotage(
         "named tensors: finite in float64 will do",
         "src/ragtag/training/named.py",
         "if not np.isfinite(_plain(value)).all():",

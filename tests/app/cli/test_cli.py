@@ -53,6 +53,18 @@ def test_the_help_names_every_command() -> None:
         assert all(re.search(rf"\b{command}\b", shown.out + shown.err) for command in COMMANDS)
 
 
+def test_a_help_fills_lines_of_80_columns_and_breaks_no_word() -> None:
+    """What stands behind a line break in the text begins a line; so no line of it may be too long."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        _, _, text = (command.callback.__doc__ or "").partition("\n\n")
+        lines = [re.sub(r"\[/?bold\]", "", line).strip() for line in text.splitlines()]
+        assert [line for line in lines if len(line) > 78] == []
+        shown = invoke(str(command.name or command.callback.__name__), "--help", width=80).out
+        assert all(line in shown for line in lines)
+        assert not re.search(r"<[a-z|]+\s", shown)  # choices
+
+
 def test_python_m_ragtag_is_the_command() -> None:
     env = dict(os.environ) | {"PYTHONPATH": str(SRC)}
     asked = [sys.executable, "-m", "ragtag", "--version"]

@@ -17,6 +17,7 @@ from ragtag.app.cli.main import app
 from ragtag.app.terminal.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.protocols.channel.averagers import AVERAGERS
+from ragtag.recipes import RECIPES
 from ragtag.recipes.base import Report, row
 from ragtag.schedules.names import CENTRES
 from tests.app.command import AVERAGES, error_of, invoke, runner
@@ -124,6 +125,14 @@ def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said:
     assert said in error_of(result)
     assert result.code == 2
     assert not (here / "runs").exists()  # no empty folder is left
+
+
+def test_an_error_in_a_terminal_is_broken_between_words(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    said = re.sub("\x1b\\[[0-9;]*m", "", invoke("reproduce", "cold-fusion", width=60).err)
+    first, second = said.splitlines()[:2]
+    assert first.startswith("error: no recipe") and len(first) <= 60 and first.endswith(",")
+    assert second.split(",")[0] in RECIPES
 
 
 @pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "1025"], ["fly"]])

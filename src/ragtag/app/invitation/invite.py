@@ -258,7 +258,7 @@ def shown(invitation: Invitation, out: Console, err: Console) -> None:
         )
         err.print("  on this machine:  [cyan]ragtag join token.txt script.py[/cyan]")
         err.print(
-            "  on any other:     [cyan]ragtag join token.txt script.py[/cyan]  (then, or at any time later)"
+            "  on any other:     [cyan]ragtag join token.txt script.py[/cyan]  (then, or any time later)"
         )
     else:
         err.print(f"The crew [bold]{escape(invitation.token.crew)}[/bold], through {where}:")

@@ -195,6 +195,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ON_RAY,
     ),
     Sabotage(
+        "Ray: one that was cut off for a while is waited for in vain",
+        "src/ragtag/app/on_ray/loop.py",
+        "if came.runs:  #",
+        "if False:  #",
+        ON_RAY,
+    ),
+    Sabotage(
         "Ray: a long line of a trace stops it",
         "src/ragtag/app/on_ray/actor.py",
         "TRACE_BYTES_MAX = LINE_BYTES_MAX",

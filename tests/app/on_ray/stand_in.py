@@ -14,6 +14,7 @@ import pytest
 from ragtag.app.launch.events import Event, LaunchResult
 from ragtag.app.launch.setup import LaunchSetup
 from ragtag.app.on_ray import actor as actor_module
+from ragtag.app.on_ray.actor import News
 from ragtag.app.on_ray.loop import RayLaunch
 from ragtag.core.faults import Faults
 
@@ -52,7 +53,10 @@ class Handle:
 
 
 class StandIn:
-    """What ``RayLaunch`` asks of the module ``ray``."""
+    """What ``RayLaunch`` asks of the module ``ray``.
+
+    cut_off: so many times an actor that has nothing new is said to be unavailable.
+    """
 
     exceptions = SimpleNamespace(
         RayError=RayError,
@@ -61,8 +65,9 @@ class StandIn:
         RayTaskError=RayTaskError,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, cut_off: int = 0) -> None:
         self.pool = ThreadPoolExecutor()
+        self._cut_off = cut_off
 
     def remote(self, kind: type) -> Any:
         """Of an actor's class."""
@@ -75,7 +80,11 @@ class StandIn:
 
     def get(self, asked: Future[Any]) -> Any:
         """As Ray's, of what is answered."""
-        return asked.result(0)
+        answer = asked.result(0)
+        if self._cut_off and answer == News():
+            self._cut_off -= 1
+            raise ActorUnavailableError
+        return answer
 
     def kill(self, handle: Handle, no_restart: bool) -> None:
         """As Ray's."""
@@ -88,12 +97,12 @@ class StandIn:
 
 
 def launched(
-    monkeypatch: pytest.MonkeyPatch, script: Path, n: int, run_folder: Path | None = None
+    monkeypatch: pytest.MonkeyPatch, script: Path, n: int, run_folder: Path | None = None, cut_off: int = 0
 ) -> tuple[LaunchResult, list[Event]]:
     """What becomes of ``n`` peers of a script, and what was told of them."""
     monkeypatch.setattr(actor_module, "own_host", lambda: "127.0.0.1")
     events: list[Event] = []
     setup = LaunchSetup(n, (str(script),), "crew", 0.0, run_folder, 0, Faults(), "continue", {}, grace_s=5.0)
-    ray = StandIn()
+    ray = StandIn(cut_off)
     with ray.pool, ExitStack() as stack:
         return RayLaunch(ray, setup, lambda number: {}, 20.0, events.append, stack).run(), events

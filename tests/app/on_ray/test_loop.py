@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.launch.events import Seated
+from ragtag.app.on_ray.loop import FOLLOW_S
 from ragtag.app.tracefile import crews, read_run, trace_files
 from ragtag.core import trace
 from tests.app.launch.launched import JOIN, lines
@@ -83,3 +84,14 @@ average()
     first, second = crews(tmp_path / "run")
     assert [path.name for path in trace_files(first)] == ["crew.jsonl", "peer-00.jsonl", "peer-01.jsonl"]
     assert [path.read_text() for path in trace_files(second)] == ["of crew 2\n"] * 2
+
+
+def test_a_peer_whose_actor_was_cut_off_for_a_while_goes_on(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for until it had been started again, which did not happen."""
+    script.write_text(JOIN + LIVES + f"average()\ntime.sleep({1.5 * FOLLOW_S})\nprint('life', life)")
+    result, events = launched(monkeypatch, script, 1, tmp_path / "run", cut_off=1)
+    assert (lines(events, 0), result.restarts, result.finished) == (["life 1"], 0, (0,))
+    notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
+    assert [(r.what, max(r.peer, r.other)) for r in notes] == [("lost", 0), ("back", 0)]

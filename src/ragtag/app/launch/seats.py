@@ -48,6 +48,13 @@ class Seats:
         what = "lost" if seat >= 0 else f"peer {number} of this launcher is lost before it joined"
         return trace.Note(t=t, peer=seat, what=what, detail=how)
 
+    def back(self, t: float, number: PeerId) -> trace.Note:
+        """Of a peer that was taken for lost."""
+        seat = self._of(number)
+        return trace.Note(
+            t=t, what="back" if seat >= 0 else f"peer {number} of this launcher is back", other=seat
+        )
+
     def fault(self, record: trace.Fault) -> trace.Fault:
         """As it goes to the trace: a fault of the network names a number in the crew already."""
         return replace(record, peer=self._of(record.peer)) if record.name in OF_PROCESSES else record

@@ -212,11 +212,12 @@ def variables(place: Place) -> dict[str, str]:
 class ActorCame:
     """An actor is there.
 
-    life: names this process of it; a restarted actor has another."""
+    life: names this process of it; a restarted actor has another. runs: whether the script was started."""
 
     life: str
     host: str
     arrival: PeerAddresses
+    runs: bool
 
 
 class PeerActor:
@@ -231,7 +232,7 @@ class PeerActor:
     def come(self) -> ActorCame:
         """Where this peer is."""
         arrival = PeerAddresses(self._data.getsockname()[:2], self._member.getsockname()[:2])
-        return ActorCame(self._life, self._host, arrival)
+        return ActorCame(self._life, self._host, arrival, self._script is not None)
 
     def start(
         self, life: str, argv: Sequence[str], place: dict[str, str], cwd: str | None, traced: bool

@@ -56,7 +56,7 @@ class RayPeer:
     """One peer.
 
     actor: Ray's handle.
-    came: where its present process is.
+    came: where its present process is. killed: which is about to end, as its script has.
     again_s: when to ask for it again.
     starts: how often the script was started.
     reached: how far the peer has come since the last start.
@@ -66,6 +66,7 @@ class RayPeer:
     actor: Any
     stage: Stage = Stage.COMING
     came: ActorCame | None = None
+    killed: bool = False
     again_s: float | None = None
     starts: int = 0
     reached: Reached = Reached.STARTED
@@ -257,13 +258,7 @@ class RayLaunch:
 
     def _take(self, peer: RayPeer, answer: ActorCame | News | int | None) -> None:
         if isinstance(answer, ActorCame):
-            if peer.came is not None and answer.life == peer.came.life:  # not killed yet
-                self._come_again(peer)
-                return
-            peer.came, peer.stage = answer, Stage.HERE
-            self._register.come(peer.number, answer.arrival)
-            if self._register.begun:
-                self._start(peer)
+            self._take_came(peer, answer)
         elif isinstance(answer, News):
             self._news(peer, answer)
         elif answer is None:  # it was restarted in between
@@ -272,6 +267,21 @@ class RayLaunch:
             peer.stage = Stage.RUNNING
             self._tell(Started(peer.number, answer))
             self._follow(peer)
+
+    def _take_came(self, peer: RayPeer, came: ActorCame) -> None:
+        same = peer.came is not None and came.life == peer.came.life
+        if same and peer.killed:
+            self._come_again(peer)
+            return
+        peer.came, peer.killed, peer.stage = came, False, Stage.HERE
+        self._register.come(peer.number, came.arrival)
+        if came.runs:  # it was cut off from here alone
+            self._say(f"peer {peer.number} is there again, and was all the time")
+            self._book.write(self._seats.back(self._book.now_t(), peer.number))
+            peer.stage = Stage.RUNNING
+            self._follow(peer)
+        elif self._register.begun:
+            self._start(peer)
 
     # -- Beginning
 
@@ -340,6 +350,7 @@ class RayLaunch:
         elif news.end.status < 0 and self._ending is None:
             how = Ended(peer.number, news.end.status, "itself").how
             self._ray.kill(peer.actor, no_restart=False)
+            peer.killed = True
             self._print(peer, news.end.held)
             self._lost(peer, how)
         else:

@@ -197,8 +197,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "Ray: one that was cut off for a while is waited for in vain",
         "src/ragtag/app/on_ray/loop.py",
-        "if came.runs:  #",
-        "if False:  #",
+        "if same and peer.killed:",
+        "if same:",
         ON_RAY,
     ),
     Sabotage(

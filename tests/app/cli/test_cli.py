@@ -58,10 +58,12 @@ def test_a_help_fills_lines_of_80_columns_and_breaks_no_word() -> None:
     """What stands behind a line break in the text begins a line; so no line of it may be too long."""
     for command in app.registered_commands:
         assert command.callback is not None
-        _, _, text = (command.callback.__doc__ or "").partition("\n\n")
+        _, _, text = (command.help or command.callback.__doc__ or "").partition("\n\n")
         lines = [re.sub(r"\[/?bold\]", "", line).strip() for line in text.splitlines()]
+        name = command.name or command.callback.__name__
+        assert name != "reproduce" or RECIPES.keys() == {line.split()[0] for line in lines}
         assert [line for line in lines if len(line) > 78] == []
-        shown = invoke(str(command.name or command.callback.__name__), "--help", width=80).out
+        shown = invoke(name, "--help", width=80).out
         assert all(line in shown for line in lines)
         assert not re.search(r"<[a-z|]+\s", shown)  # choices
 

@@ -202,6 +202,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ON_RAY,
     ),
     Sabotage(
+        "Ray: the invitation stays as it was at the start",
+        "src/ragtag/app/on_ray/loop.py",
+        """        if self._register.begun:
+            self._book.keep(self._register.invitation())
+        if came""",
+        "        if came",
+        ON_RAY,
+    ),
+    Sabotage(
         "Ray: a long line of a trace stops it",
         "src/ragtag/app/on_ray/actor.py",
         "TRACE_BYTES_MAX = LINE_BYTES_MAX",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ragtag.app.invitation.token import decode, kept_token
 from ragtag.app.launch.events import Seated
 from ragtag.app.on_ray.loop import FOLLOW_S
 from ragtag.app.tracefile import crews, read_run, trace_files
@@ -95,3 +96,21 @@ def test_a_peer_whose_actor_was_cut_off_for_a_while_goes_on(
     assert (lines(events, 0), result.restarts, result.finished) == (["life 1"], 0, (0,))
     notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
     assert [(r.what, max(r.peer, r.other)) for r in notes] == [("lost", 0), ("back", 0)]
+
+
+def test_the_invitation_in_the_runs_folder_is_through_peers_that_live(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import socket
+average()
+print(socket.socket(fileno=int(os.environ["RAGTAG_MEMBER_FD"])).getsockname()[1])
+sys.stdout.flush()
+if life == 1:
+    os.kill(os.getpid(), 9)
+"""
+    script.write_text(JOIN + LIVES + text)
+    _, events = launched(monkeypatch, script, 1, tmp_path / "run")
+    first, second = map(int, lines(events, 0))
+    assert first != second
+    assert decode(kept_token(tmp_path / "run")).addresses == (("127.0.0.1", second),)

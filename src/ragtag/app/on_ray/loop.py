@@ -275,6 +275,8 @@ class RayLaunch:
             return
         peer.came, peer.killed, peer.stage = came, False, Stage.HERE
         self._register.come(peer.number, came.arrival)
+        if self._register.begun:
+            self._book.keep(self._register.invitation())
         if came.runs:  # it was cut off from here alone
             self._say(f"peer {peer.number} is there again, and was all the time")
             self._book.write(self._seats.back(self._book.now_t(), peer.number))

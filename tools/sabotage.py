@@ -211,6 +211,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ON_RAY,
     ),
     Sabotage(
+        "Ray: nobody notes that an actor is lost for good",
+        "src/ragtag/app/on_ray/loop.py",
+        "if peer.up:  # else",
+        "if False:  # else",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: one that is lost for good does not stop the others",
+        "src/ragtag/app/on_ray/loop.py",
+        "bad = ended.failed or ended.lost",
+        "bad = ended.failed",
+        (ON_RAY[0], "-k", "for_good_ends"),
+    ),
+    Sabotage(
         "Ray: a long line of a trace stops it",
         "src/ragtag/app/on_ray/actor.py",
         "TRACE_BYTES_MAX = LINE_BYTES_MAX",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ragtag.app.launch.events import Event, LaunchResult
-from ragtag.app.launch.setup import LaunchSetup
+from ragtag.app.launch.setup import LaunchSetup, OnError
 from ragtag.app.on_ray import actor as actor_module
 from ragtag.app.on_ray.actor import News
 from ragtag.app.on_ray.loop import RayLaunch
@@ -55,7 +55,7 @@ class Handle:
 class StandIn:
     """What ``RayLaunch`` asks of the module ``ray``.
 
-    cut_off: so many times an actor that has nothing new is said to be unavailable.
+    trouble: what is raised, once, in place of the answer of an actor that has nothing new.
     """
 
     exceptions = SimpleNamespace(
@@ -65,9 +65,9 @@ class StandIn:
         RayTaskError=RayTaskError,
     )
 
-    def __init__(self, cut_off: int = 0) -> None:
+    def __init__(self, trouble: RayError | None) -> None:
         self.pool = ThreadPoolExecutor()
-        self._cut_off = cut_off
+        self._trouble = trouble
 
     def remote(self, kind: type) -> Any:
         """Of an actor's class."""
@@ -81,9 +81,10 @@ class StandIn:
     def get(self, asked: Future[Any]) -> Any:
         """As Ray's, of what is answered."""
         answer = asked.result(0)
-        if self._cut_off and answer == News():
-            self._cut_off -= 1
-            raise ActorUnavailableError
+        trouble = self._trouble
+        if trouble is not None and answer == News():
+            self._trouble = None
+            raise trouble
         return answer
 
     def kill(self, handle: Handle, no_restart: bool) -> None:
@@ -97,12 +98,17 @@ class StandIn:
 
 
 def launched(
-    monkeypatch: pytest.MonkeyPatch, script: Path, n: int, run_folder: Path | None = None, cut_off: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    script: Path,
+    n: int,
+    run_folder: Path | None = None,
+    trouble: RayError | None = None,
+    on_error: OnError = "continue",
 ) -> tuple[LaunchResult, list[Event]]:
     """What becomes of ``n`` peers of a script, and what was told of them."""
     monkeypatch.setattr(actor_module, "own_host", lambda: "127.0.0.1")
     events: list[Event] = []
-    setup = LaunchSetup(n, (str(script),), "crew", 0.0, run_folder, 0, Faults(), "continue", {}, grace_s=5.0)
-    ray = StandIn(cut_off)
+    setup = LaunchSetup(n, (str(script),), "crew", 0.0, run_folder, 0, Faults(), on_error, {}, grace_s=5.0)
+    ray = StandIn(trouble)
     with ray.pool, ExitStack() as stack:
         return RayLaunch(ray, setup, lambda number: {}, 20.0, events.append, stack).run(), events

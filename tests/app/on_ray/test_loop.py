@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.invitation.token import decode, kept_token
-from ragtag.app.launch.events import Seated
+from ragtag.app.launch.events import Remark, Seated
 from ragtag.app.on_ray.loop import FOLLOW_S
 from ragtag.app.tracefile import crews, read_run, trace_files
 from ragtag.core import trace
 from tests.app.launch.launched import JOIN, lines
-from tests.app.on_ray.stand_in import launched
+from tests.app.on_ray.stand_in import ActorUnavailableError, RayActorError, launched
 
 LIVES = """
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_a_peer_whose_actor_was_cut_off_for_a_while_goes_on(
 ) -> None:
     """It was waited for until it had been started again, which did not happen."""
     script.write_text(JOIN + LIVES + f"average()\ntime.sleep({1.5 * FOLLOW_S})\nprint('life', life)")
-    result, events = launched(monkeypatch, script, 1, tmp_path / "run", cut_off=1)
+    result, events = launched(monkeypatch, script, 1, tmp_path / "run", ActorUnavailableError())
     assert (lines(events, 0), result.restarts, result.finished) == (["life 1"], 0, (0,))
     notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
     assert [(r.what, max(r.peer, r.other)) for r in notes] == [("lost", 0), ("back", 0)]
@@ -114,3 +114,24 @@ if life == 1:
     first, second = map(int, lines(events, 0))
     assert first != second
     assert decode(kept_token(tmp_path / "run")).addresses == (("127.0.0.1", second),)
+
+
+def test_a_peer_whose_actor_is_not_started_again_is_noted_as_lost(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(JOIN + f"average()\ntime.sleep({1.5 * FOLLOW_S})")
+    result, _ = launched(monkeypatch, script, 1, tmp_path / "run", RayActorError("it died"))
+    assert [end.lost for end in result.ends] == [True]
+    notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
+    assert [(r.what, r.peer, r.detail) for r in notes] == [("lost", 0, "its actor: it died")]
+
+
+def test_one_that_is_lost_for_good_ends_the_others_where_an_error_does(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(JOIN + "average()\ntime.sleep(20)")
+    result, events = launched(monkeypatch, script, 2, None, RayActorError("it died"), "stop")
+    (lost,) = [end.peer for end in result.ends if end.lost]
+    assert (result.stopped, result.ends[1 - lost].by) == (True, "launcher")
+    said = f"peer {lost} is lost: ending the other 1"
+    assert said in [event.text for event in events if isinstance(event, Remark)]

@@ -250,6 +250,9 @@ class RayLaunch:
             self._lost(peer)
         except errors.RayActorError as error:
             self._say(f"the actor of peer {peer.number} is lost: {_brief(error)}")
+            if peer.up:  # else it was told already, when Ray was to start it again
+                how = f"its actor: {_brief(error)}"
+                self._book.write(self._seats.lost(self._book.now_t(), peer.number, how))
             self._finish(peer, End(-signal.SIGKILL, "", ""))
         except errors.RayTaskError as error:  # the actor's own: the script is not there, the disk is full
             self._finish(peer, End(1, str(error.cause), ""))
@@ -416,9 +419,11 @@ class RayLaunch:
         if ended.failed:
             self._book.write(self._seats.error(self._book.now_t(), ended))
         self._tell(ended)
-        if ended.failed and self._setup.on_error == "stop" and self._ending is None and self._left():
+        bad = ended.failed or ended.lost
+        if bad and self._setup.on_error == "stop" and self._ending is None and self._left():
             self._stopped = True
-            self._stop(f"peer {peer.number} failed: ending the other {len(self._left())}")
+            what = "failed" if ended.failed else "is lost"
+            self._stop(f"peer {peer.number} {what}: ending the other {len(self._left())}")
 
     def _stop(self, why: str) -> None:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""

@@ -246,6 +246,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/cli/test_cli.py", "-k", "an_error_is_one_line"),
     ),
     Sabotage(
+        "recipes: sentences end at the right",
+        "src/ragtag/recipes/base.py",
+        '"left" if i in shown.prose else "right"',
+        '"right"',
+        ("tests/recipes/test_base.py", "-k", "sentences"),
+    ),
+    Sabotage(
         "help: choices are broken amid a word",
         "src/ragtag/app/cli/leak.py",
         '        metavar="NAME",\n        help="decoder',

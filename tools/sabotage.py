@@ -246,6 +246,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/cli/test_cli.py", "-k", "an_error_is_one_line"),
     ),
     Sabotage(
+        "launcher: one peer that was invited averages with nobody",
+        "src/ragtag/app/launch/setup.py",
+        "self.n == 1 and self.token is None",
+        "self.n == 1",
+        ("tests/app/launch/test_loop.py", "-k", "averages_with_nobody"),
+    ),
+    Sabotage(
         "recipes: sentences end at the right",
         "src/ragtag/recipes/base.py",
         '"left" if i in shown.prose else "right"',

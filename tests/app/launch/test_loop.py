@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ragtag.app.environment import Reached
+from ragtag.app.invitation.token import Token, encode, new_key
 from ragtag.app.launch.events import Ended, Injected, Printed, Ready, Remark, Seated
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
@@ -175,7 +176,9 @@ def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
     given = trace.Run(t=0.0, world="live", name="x", seed=0, peers=0, method="rps")
     run(script, "join()", 1, run_folder=tmp_path / "given", run=given)
     run(script, "join()", 1, run_folder=tmp_path / "alone")
-    for name, method in (("given", "rps"), ("alone", "none")):
+    token = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
+    run(script, "join()", 1, run_folder=tmp_path / "invited", token=token)
+    for name, method in (("given", "rps"), ("alone", "none"), ("invited", "")):
         (record,) = [r for r in read_run(tmp_path / name).records() if isinstance(r, trace.Run)]
         assert record.method == method
 

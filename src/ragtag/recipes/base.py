@@ -114,8 +114,9 @@ class Table:
         """The columns of sentences, which begin at the left; numbers end at the right."""
         return frozenset(
             at
-            for at in range(len(self.columns))
-            if any(len(_WORD.findall(cells[at])) >= _PROSE_WORDS for cells in self.rows)
+            for cells in self.rows
+            for at, cell in enumerate(cells)
+            if len(_WORD.findall(cell)) >= _PROSE_WORDS
         )
 
 

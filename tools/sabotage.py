@@ -59,6 +59,8 @@ TWICE = ("tests/training/test_overlap.py", "-k", "buffers_once")
 FIXED = ("tests/training/test_fixed.py",)
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
 AT_THE_END = ("tests/training/test_abreast.py", "-k", "at_their_end")
+SEATS = ("tests/app/launch/test_loop.py", "-k", "number_in_the_crew or joined_anew")
+ON_RAY = ("tests/app/on_ray/test_loop.py", "tests/app/on_ray/test_script.py")
 RESTARTED = ("tests/app/launch/test_loop.py", "-k", "others_have_finished")
 CLIENTS, SOME_CLIENTS = "tests/protocols/test_clients.py", "tests/simulation/test_clients.py"
 PRESENCE = "src/ragtag/protocols/channel/presence.py"
@@ -260,6 +262,127 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "over = self._ending is not None or self._is_over(lost=peer.number)",
         "over = self._ending is not None",
         RESTARTED,
+    ),
+    Sabotage(
+        "launcher: its trace has its own numbers of peers",
+        "src/ragtag/app/launch/seats.py",
+        "return self._seats.get(number, trace.CREW)",
+        "return number",
+        SEATS,
+    ),
+    Sabotage(
+        "launcher: one that is invited has its number at once",
+        "src/ragtag/app/launch/seats.py",
+        "trace.CREW if place.token is not None else place.rank",
+        "place.rank",
+        SEATS,
+    ),
+    Sabotage(
+        "launcher: a fault of the network names a process",
+        "src/ragtag/app/launch/seats.py",
+        " if record.name in OF_PROCESSES else record",
+        "",
+        SEATS,
+    ),
+    Sabotage(
+        "Ray: the trace has the launcher's numbers of peers",
+        "src/ragtag/app/launch/seats.py",
+        "self._seats[number] = int(told.detail)",
+        "self._seats[number] = number",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: traces of later crews stay where they are",
+        "src/ragtag/app/on_ray/actor.py",
+        "for crew in crews(self._folder)",
+        "for crew in [self._folder]",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: what a peer told last is lost",
+        "src/ragtag/app/on_ray/actor.py",
+        "        self._read_ready()  # what it told last\n",
+        "",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: what a lost peer printed last is lost",
+        "src/ragtag/app/on_ray/loop.py",
+        "            self._print(peer, news.end.held)\n",
+        "",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: one that was cut off for a while is waited for in vain",
+        "src/ragtag/app/on_ray/loop.py",
+        "if same and peer.killed:",
+        "if same:",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: the invitation stays as it was at the start",
+        "src/ragtag/app/on_ray/loop.py",
+        """        if self._register.begun:
+            self._book.keep(self._register.invitation())
+        if came""",
+        "        if came",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: nobody notes that an actor is lost for good",
+        "src/ragtag/app/on_ray/loop.py",
+        "if peer.up:  # else",
+        "if False:  # else",
+        ON_RAY,
+    ),
+    Sabotage(
+        "Ray: one that is lost for good does not stop the others",
+        "src/ragtag/app/on_ray/loop.py",
+        "bad = ended.failed or ended.lost",
+        "bad = ended.failed",
+        (ON_RAY[0], "-k", "for_good_ends"),
+    ),
+    Sabotage(
+        "Ray: a long line of a trace stops it",
+        "src/ragtag/app/on_ray/actor.py",
+        "TRACE_BYTES_MAX = LINE_BYTES_MAX",
+        "TRACE_BYTES_MAX = 1 << 18",
+        ON_RAY,
+    ),
+    Sabotage(
+        "invite: a run's first crew is all that there is",
+        "src/ragtag/app/invitation/token.py",
+        "kept[-1] if kept else run_folder",
+        "run_folder",
+        ("tests/app/invitation/test_invite.py",),
+    ),
+    Sabotage(
+        "report: --json leaves --out and --open out",
+        "src/ragtag/app/cli/main.py",
+        "if as_json and (open_ or out is not None):",
+        "if False:",
+        ("tests/app/cli/test_cli.py", "-k", "an_error_is_one_line"),
+    ),
+    Sabotage(
+        "launcher: one peer that was invited averages with nobody",
+        "src/ragtag/app/launch/setup.py",
+        "self.n == 1 and self.token is None",
+        "self.n == 1",
+        ("tests/app/launch/test_loop.py", "-k", "averages_with_nobody"),
+    ),
+    Sabotage(
+        "recipes: sentences end at the right",
+        "src/ragtag/recipes/base.py",
+        '"left" if i in shown.prose else "right"',
+        '"right"',
+        ("tests/recipes/test_base.py", "-k", "sentences"),
+    ),
+    Sabotage(
+        "help: choices are broken amid a word",
+        "src/ragtag/app/cli/leak.py",
+        '        metavar="NAME",\n        help="decoder',
+        '        help="decoder',
+        ("tests/app/cli/test_cli.py", "-k", "fills_lines"),
     ),
     Sabotage(
         "named tensors: finite in float64 will do",

@@ -15,6 +15,7 @@ from ragtag.protocols.membership.invitation import (
     ask,
     invitation_key,
     is_ask,
+    question_of,
     read_answer,
 )
 
@@ -23,11 +24,16 @@ NUMBER, NONCE = b"n" * 16, b"o" * 16
 NOW_S = 2_000_000_000.0
 
 
+def answered(data: bytes, now_unix_s: float = NOW_S) -> bytes:
+    """What a member answers to this datagram."""
+    return answer(CREW, question_of(CREW, data), now_unix_s)
+
+
 def told(key: bytes, number: bytes, ends_unix_s: int, now_unix_s: float = NOW_S) -> tuple[Said, bytes] | None:
     """What a newcomer with this invitation learns of a member."""
     question = ask(key, number, ends_unix_s, NONCE)
     assert is_ask(question)
-    said = answer(CREW, question, now_unix_s)
+    said = answered(question, now_unix_s)
     assert len(said) == len(question) == ANSWER_BYTES and not is_ask(said)
     assert CREW not in said and key not in said + question
     return read_answer(key, NONCE, said)
@@ -56,7 +62,7 @@ def test_another_number_or_crew_makes_it_nobodys() -> None:
 
 def test_an_answer_is_for_one_question_and_one_holder() -> None:
     key = invitation_key(CREW, NUMBER, 0)
-    said = answer(CREW, ask(key, NUMBER, 0, NONCE), NOW_S)
+    said = answered(ask(key, NUMBER, 0, NONCE))
     assert read_answer(key, b"p" * 16, said) is None
     assert read_answer(invitation_key(CREW, b"m" * 16, 0), NONCE, said) is None
 
@@ -65,12 +71,12 @@ def test_an_answer_is_for_one_question_and_one_holder() -> None:
 def test_one_bit_that_flips_on_the_way_gives_no_key(at: int, bit: int) -> None:
     key = invitation_key(CREW, NUMBER, 0)
     question = ask(key, NUMBER, 0, NONCE)
-    for data, other in ((question, True), (answer(CREW, question, NOW_S), False)):
+    for data, other in ((question, True), (answered(question), False)):
         flipped = bytearray(data)
         flipped[at] ^= 1 << bit
         if other and not is_ask(bytes(flipped)):
             continue
-        said = answer(CREW, bytes(flipped), NOW_S) if other else bytes(flipped)
+        said = answered(bytes(flipped)) if other else bytes(flipped)
         found = read_answer(key, NONCE, said)
         padding = other and at >= len(question.rstrip(b"\0"))
         assert found is None or found[0] is Said.UNKNOWN or (padding and found == (Said.WELCOME, CREW))
@@ -83,7 +89,7 @@ def test_whatever_comes_nothing_is_raised_and_no_key_given() -> None:
     for _ in range(2_000):
         data = head + draw.randbytes(ANSWER_BYTES - 4)
         assert is_ask(data)
-        said = answer(CREW, data, NOW_S)
+        said = answered(data)
         assert CREW not in said
         assert read_answer(key, NONCE, data) is None
         assert read_answer(key, NONCE, draw.randbytes(draw.randrange(200))) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -804,6 +805,45 @@ def test_an_aggregator_that_names_different_sets_reads_a_vector() -> None:
         (setting.mask_key(KeyPair(key), public, peer, victim), -1 if victim < peer else 1)
         for peer, key in keys.items()
     ]
+    words = np.frombuffer(crew.parts[victim, 0].body, np.uint32).copy()
+    add_masks(words, masks)
+    np.testing.assert_array_equal(setting.joined(words), crew.expected([victim]))
+
+
+def test_an_aggregator_that_replaces_keys_reads_a_vector_though_all_hear_of_one_set() -> None:
+    """The other limit: a client that takes its keys for neighbours' gives it all shares and masks."""
+    setting = SecureSetting(8, LENGTH, 2.0, 6, 4, 6, seed=5)
+    victim, own = setting.neighbours(0)[0], KeyPair(bytes(range(32)))
+    near = setting.neighbours(victim)
+
+    told = b""
+
+    def lie(message: Message) -> list[Message]:
+        nonlocal told
+        if isinstance(message, Upload) and (message.client, message.stage) == (victim, SecureStage.KEYS):
+            told = bytes(message.body)
+        if not isinstance(message, Download) or message.client != victim:
+            return [message]
+        if message.stage == SecureStage.KEYS:
+            body = len(near) * (own.public + own.public + bytes(secagg.DIGEST_BYTES))
+        elif message.stage == SecureStage.SHARES:
+            keys = [setting.sealing_key(own, told[:32], peer, victim) for peer in near]
+            nothing = bytes(2 * secagg.SHARE_BYTES)
+            body = b"".join(AESGCM(key).encrypt(bytes(12), nothing, None) for key in keys)
+            body += bytes(message.body)[len(body) :]
+        else:
+            return [message]
+        return [Download(victim, message.stage, body, message.within_s)]
+
+    crew = Crew(setting, change=lie)
+    sealed = next(m.body for m in crew.seen if (m.client, m.stage) == (victim, SecureStage.SHARES))
+    shares: dict[int, int] = {}
+    for at, peer in enumerate(near):
+        box = bytes(sealed[at * secagg.SEALED_BYTES : (at + 1) * secagg.SEALED_BYTES])
+        plain = AESGCM(setting.sealing_key(own, told[:32], victim, peer)).decrypt(bytes(12), box, None)
+        shares[at + 1] = int.from_bytes(plain[: secagg.SHARE_BYTES], "little")
+    masks = [(setting.seed_key(secret_of(shares).to_bytes(32, "little")), -1)]
+    masks += [(setting.mask_key(own, told[32:64], peer, victim), -1 if victim < peer else 1) for peer in near]
     words = np.frombuffer(crew.parts[victim, 0].body, np.uint32).copy()
     add_masks(words, masks)
     np.testing.assert_array_equal(setting.joined(words), crew.expected([victim]))

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -81,6 +82,19 @@ def test_write_makes_a_page_that_needs_nothing_else(tmp_path) -> None:
     loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
     assert loaded["ok"] is False and loaded["rows"][0]["measured"] == 1.05 and loaded["data"]["nan"] is None
     assert all(path.exists() for path in report.files)
+
+
+def test_sentences_begin_at_the_left_and_numbers_end_at_the_right(tmp_path: Path) -> None:
+    rows = (("one", "why this was not judged here", "1.5 (1 to 2)"), ("two", "no reason", "10.25 (9 to 11)"))
+    report = Report("x", "a paper", {}, tables=[Table("a table", ("what", "why", "found"), rows)])
+    console = Console(record=True, width=80)
+    report.print(console)
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    one, two = (next(line for line in lines if line.startswith(f" {name} ")) for name in ("one", "two"))
+    assert one.index("why this") == two.index("no reason")
+    assert len(one) == len(two) and one.endswith("  1.5") and two.endswith(" 10.25")
+    report.write(tmp_path)
+    assert "<td class=prose>no reason</td><td>10.25" in (tmp_path / "index.html").read_text("utf-8")
 
 
 def test_numbers_keep_four_digits() -> None:

@@ -42,8 +42,9 @@ both secrets of one client, unless more of its neighbours collude than was plann
 aggregator must tell all the same of who is here and who is in the sum. Clients do not compare that (Bonawitz
 et al.'s consistency check). An aggregator that tells them different things gets a client's seed of some, of
 others the keys of those that it has masks with, and with these its vector, though each set that it names has
-``survivors_min``. Keys are not signed: an aggregator that replaces keys by its own sees all that owners send
-it, and the blocks that it owns. Sums of two rounds with one client between them tell that client's vector. A
+``survivors_min``. Keys are not signed: one that replaces the keys which a client gets by its own has all its
+shares and masks, though all hear of one set. So comparing sets is of use only where keys are bound
+to peers besides. Sums of two rounds with one client between them tell that client's vector. A
 client may add what it likes, within 2^32, and an owner may do so with its block.
 
 Values are clipped to ``clip`` and rounded to multiples of 1 / ``scale``, a power of two, in 32 bits without

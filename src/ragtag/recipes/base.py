@@ -9,10 +9,10 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -25,6 +25,9 @@ FORMAT = 1
 
 _DIGITS_MAX = 8
 _WIDE = 150  # a terminal of so many columns shows ranges in tables
+_PROSE_WORDS = 5
+"""A cell with so many words is a sentence."""
+_WORD = re.compile(r"[A-Za-z]{2,}")
 _RANGE = re.compile(r" \([^()]* to [^()]*\)")
 
 Progress = Callable[[int, int, str], None]
@@ -105,6 +108,16 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def prose(self) -> frozenset[int]:
+        """The columns of sentences, which begin at the left; numbers end at the right."""
+        return frozenset(
+            at
+            for cells in self.rows
+            for at, cell in enumerate(cells)
+            if len(_WORD.findall(cell)) >= _PROSE_WORDS
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +238,8 @@ def _rich(shown: Table, ranges: bool) -> RichTable:
         if i == 0:
             table.add_column(column, min_width=16)
         else:
-            table.add_column(column, justify="right", overflow="fold")
+            justify: Literal["left", "right"] = "left" if i in shown.prose else "right"
+            table.add_column(column, justify=justify, overflow="fold")
     for cells in shown.rows:
         table.add_row(*(cell if ranges else _RANGE.sub("", cell) for cell in cells))
     return table
@@ -236,7 +250,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;max-width:1080px;margin:2.
 h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}p.sub{color:#57606a;margin:0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.28rem .6rem;border-bottom:1px solid #e6e9ed;text-align:right}
-th:first-child,td:first-child{text-align:left}
+th:first-child,td:first-child,.prose{text-align:left}
 th{color:#57606a;font-weight:600}tr.group td{font-weight:600;padding-top:1rem;border-bottom-color:#b8c0c8}
 .pass{color:#1a7f37}.fail{color:#cf222e;font-weight:700}td.src{color:#57606a;font-size:.85em;text-align:left}
 .rows th:last-child{text-align:left}
@@ -262,8 +276,8 @@ def _page(report: Report) -> str:
         parts.append(f"<figure>{svg}<figcaption>{e(figure.caption)}</figcaption></figure>")
     parts.append("<h2>Measured beside expected</h2>" + _rows_html(report.rows))
     for table in report.tables:
-        body = [_tr(cells) for cells in table.rows]
-        head = _tr(table.columns, "th")
+        body = [_tr(cells, left=table.prose) for cells in table.rows]
+        head = _tr(table.columns, "th", table.prose)
         parts.append(f"<h2>{e(table.title)}</h2><table>{head}{''.join(body)}</table>")
     if report.notes:
         parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{e(n)}</li>" for n in report.notes) + "</ul>")
@@ -283,5 +297,8 @@ def _rows_html(rows: Sequence[Row]) -> str:
     return f'<table class="rows">{"".join(parts)}</table>'
 
 
-def _tr(cells: Sequence[str], tag: str = "td") -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+def _tr(cells: Sequence[str], tag: str = "td", left: Collection[int] = ()) -> str:
+    shown = [
+        f"<{tag}{' class=prose' * (i in left)}>{html.escape(cell)}</{tag}>" for i, cell in enumerate(cells)
+    ]
+    return "<tr>" + "".join(shown) + "</tr>"

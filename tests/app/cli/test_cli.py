@@ -17,6 +17,7 @@ from ragtag.app.cli.main import app
 from ragtag.app.terminal.simulate_view import VALUES_MAX, count
 from ragtag.app.tracefile import read_run
 from ragtag.protocols.channel.averagers import AVERAGERS
+from ragtag.recipes import RECIPES
 from ragtag.recipes.base import Report, row
 from ragtag.schedules.names import CENTRES
 from tests.app.command import AVERAGES, error_of, invoke, runner
@@ -51,6 +52,20 @@ def test_the_help_names_every_command() -> None:
     for args in ((), ("--help",)):
         shown = invoke(*args)
         assert all(re.search(rf"\b{command}\b", shown.out + shown.err) for command in COMMANDS)
+
+
+def test_a_help_fills_lines_of_80_columns_and_breaks_no_word() -> None:
+    """What stands behind a line break in the text begins a line; so no line of it may be too long."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        _, _, text = (command.help or command.callback.__doc__ or "").partition("\n\n")
+        lines = [re.sub(r"\[/?bold\]", "", line).strip() for line in text.splitlines()]
+        name = command.name or command.callback.__name__
+        assert name != "reproduce" or RECIPES.keys() == {line.split()[0] for line in lines}
+        assert [line for line in lines if len(line) > 78] == []
+        shown = invoke(name, "--help", width=80).out
+        assert all(line in shown for line in lines)
+        assert not re.search(r"<[a-z|]+\s", shown)  # choices
 
 
 def test_python_m_ragtag_is_the_command() -> None:
@@ -99,6 +114,11 @@ def test_methods_are_listed_on_demand() -> None:
         (["reproduce", "rps", "--data", "nowhere.tar"], "there is no archive nowhere.tar"),
         (["report", "nowhere"], "no trace to read: nowhere is not a folder"),
         (["report", "nowhere", "--json"], "no trace to read: nowhere is not a folder"),
+        (
+            ["report", "x", "--json", "--out", "y"],
+            "--json prints the figures and makes no page: give it, or ",
+        ),
+        (["report", "x", "--json", "--open"], "--json prints the figures and makes no page: give it, or "),
         (["watch", "nowhere"], "nowhere is not a folder"),
     ],
 )
@@ -107,6 +127,14 @@ def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said:
     assert said in error_of(result)
     assert result.code == 2
     assert not (here / "runs").exists()  # no empty folder is left
+
+
+def test_an_error_in_a_terminal_is_broken_between_words(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    said = re.sub("\x1b\\[[0-9;]*m", "", invoke("reproduce", "cold-fusion", width=60).err)
+    first, second = said.splitlines()[:2]
+    assert first.startswith("error: no recipe") and len(first) <= 60 and first.endswith(",")
+    assert second.split(",")[0] in RECIPES
 
 
 @pytest.mark.parametrize("args", [["run"], ["run", "-n", "0", "x.py"], ["simulate", "-n", "1025"], ["fly"]])

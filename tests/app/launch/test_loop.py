@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ragtag.app.environment import Reached
+from ragtag.app.invitation.token import Token, encode, new_key
 from ragtag.app.launch.events import Ended, Injected, Printed, Ready, Remark, Seated
 from ragtag.app.report import report_json
 from ragtag.app.tracefile import read_run
@@ -175,7 +176,9 @@ def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
     given = trace.Run(t=0.0, world="live", name="x", seed=0, peers=0, method="rps")
     run(script, "join()", 1, run_folder=tmp_path / "given", run=given)
     run(script, "join()", 1, run_folder=tmp_path / "alone")
-    for name, method in (("given", "rps"), ("alone", "none")):
+    token = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
+    run(script, "join()", 1, run_folder=tmp_path / "invited", token=token)
+    for name, method in (("given", "rps"), ("alone", "none"), ("invited", "")):
         (record,) = [r for r in read_run(tmp_path / name).records() if isinstance(r, trace.Run)]
         assert record.method == method
 
@@ -340,9 +343,11 @@ if life == 2:
     print(sorted(port for _, port in decode(place["TOKEN"]).addresses))
 elif me == 1:
     average()
+    wait_for("0-joined", 1)  # else it finds nobody to invite it
     os.kill(os.getpid(), 9)
 else:
     average()
+    lives.with_name("lives-0-joined").write_text("x")
     wait_for(1, 2)  # the other is a newcomer by now
     os.kill(os.getpid(), 9)
 """
@@ -359,3 +364,58 @@ else:
 def test_the_number_in_the_crew_is_told_whenever_it_changes(script: Path) -> None:
     _, events = run(script, "tell('joined', 4)\ntell('averaged')\ntell('joined', 9)", 1)
     assert [(e.peer, e.seat) for e in events if isinstance(e, Seated)] == [(0, 4), (0, 9)]
+
+
+def told_of_errors(folder: Path) -> list[tuple[int, str]]:
+    return [(r.peer, r.what) for r in read_run(folder).records() if isinstance(r, trace.Error)]
+
+
+def test_the_trace_names_a_peer_by_its_number_in_the_crew(script: Path, tmp_path: Path) -> None:
+    text = (
+        AGAIN
+        + """
+tell("joined", me + 4 * (life - 1))
+tell("averaged")
+if me == 0:
+    time.sleep(60)
+if life == 3:
+    raise ValueError("no luck")
+os.kill(os.getpid(), 9)
+"""
+    )
+    run(script, text, 2, restarts=2, on_error="stop", run_folder=tmp_path / "run")
+    notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
+    assert [(r.peer, r.what) for r in notes] == [(1, "lost"), (5, "lost"), (-1, "stopping")]
+    assert told_of_errors(tmp_path / "run") == [(9, "ValueError: no luck")]
+
+
+def test_one_that_ends_before_it_has_joined_anew_is_no_peer_of_the_crew(script: Path, tmp_path: Path) -> None:
+    text = (
+        AGAIN
+        + """
+if life == 3:
+    sys.exit(3)
+if life == 1:
+    average()
+if me == 0:
+    time.sleep(60)
+os.kill(os.getpid(), 9)
+"""
+    )
+    run(script, text, 2, restarts=2, on_error="stop", run_folder=tmp_path / "run")
+    notes = [r for r in read_run(tmp_path / "run").records() if isinstance(r, trace.Note)]
+    assert [(r.peer, r.what) for r in notes] == [
+        (1, "lost"),
+        (-1, "peer 1 of this launcher is lost before it joined"),
+        (-1, "stopping"),
+    ]
+    assert told_of_errors(tmp_path / "run") == [
+        (-1, "peer 1 of this launcher, before it joined: exit status 3")
+    ]
+
+
+def test_a_fault_of_a_process_is_written_of_its_number_in_the_crew(script: Path, tmp_path: Path) -> None:
+    text = "tell('joined', 4 + me)\ntell('ready')\ntime.sleep(60 * (me == 0))"
+    run(script, text, 2, faults=parse_faults("oneway=1>0,kill=0@0"), run_folder=tmp_path / "run")
+    records = list(read_run(tmp_path / "run").records())
+    assert [(r.peer, r.name) for r in records if isinstance(r, trace.Fault)] == [(0, "oneway"), (4, "kill")]

@@ -12,6 +12,7 @@ import pytest
 from ragtag.app.environment import Reached
 from ragtag.app.on_ray import actor as module
 from ragtag.app.on_ray.actor import News, Script
+from ragtag.core.trace import LINE_BYTES_MAX
 
 PATIENCE_S = 60.0
 
@@ -107,3 +108,25 @@ def test_lines_that_nobody_fetches_are_dropped_and_counted(
     news = followed(script)
     assert [text for text, _ in news.lines] == [str(i) for i in range(990, 1000)]
     assert news.dropped == 990
+
+
+def test_a_line_of_the_trace_may_be_as_long_as_lines_are(tmp_path: Path) -> None:
+    text = (
+        "import os, pathlib\n"
+        f"line = '{{}}'.rjust({LINE_BYTES_MAX - 1}) + '\\n'\n"
+        "(pathlib.Path(os.environ['RAGTAG_RUN']) / 'peer-00.jsonl').write_text(line + 'next\\n')\n"
+    )
+    news = followed(started(tmp_path, text, traced=True))
+    assert b"".join(data for _, data in news.trace).split() == [b"{}", b"next"]
+
+
+def test_what_it_told_just_before_its_end_is_passed_on(tmp_path: Path) -> None:
+    """While the thread was at what it had printed."""
+    text = (
+        "import os\n"
+        "print('.\\n' * 30_000, flush=True)\n"
+        "os.write(int(os.environ['RAGTAG_READY_FD']), b'0 averaged\\n')\n"
+        "os._exit(0)\n"
+    )
+    for _ in range(3):
+        assert [each.reached for each in followed(started(tmp_path, text)).told] == [Reached.AVERAGED]

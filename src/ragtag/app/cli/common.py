@@ -15,6 +15,7 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from ragtag.app.disk import explain
 
@@ -68,8 +69,10 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """Say what is wrong in one line, and exit."""
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True, highlight=False)
+    """Say what is wrong in one line, which a terminal shows broken between words, and exit."""
+    from ragtag.app.terminal.run_view import print_wrapped
+
+    print_wrapped(Console(stderr=True), Text.assemble(("error:", "bold red"), f" {text}"))
     raise typer.Exit(code) from None
 
 

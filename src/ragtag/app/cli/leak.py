@@ -58,6 +58,7 @@ AttackName = Annotated[
     Attack,
     typer.Option(
         "--attack",
+        metavar="NAME",
         help="decoder: reads codes. hijacking: a server that trains the cut for its own ends; FUNCTION gives "
         "(cut, private_x, public_x). inversion: has updates; FUNCTION gives (model, x, y), where "
         "the first dimension of samples x and labels y is the update and the second the batch; and a dict of "

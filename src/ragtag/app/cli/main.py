@@ -14,9 +14,9 @@ from ragtag.app.cli import options, start
 from ragtag.app.cli.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
 from ragtag.app.cli.probe import probe
 from ragtag.app.cli.start import JoinCommand
-from ragtag.recipes import RECIPES
+from ragtag.recipes import PAPERS, RECIPES
 
-Paper = Annotated[str, typer.Argument(metavar="PAPER", help=f"Which: {', '.join(sorted(RECIPES))}.")]
+Paper = Annotated[str, typer.Argument(metavar="PAPER", help="Its name, as above.")]
 
 app = typer.Typer(
     name="ragtag",
@@ -137,7 +137,9 @@ def simulate(
 
 
 @app.command(
-    epilog=examples("ragtag reproduce rps --quick", "ragtag reproduce rps --seeds 5 --jobs 8 --json")
+    help="Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."
+    "\n\n" + "\n".join(f"[bold]{name:<9}[/bold]  {what}" for name, what in PAPERS.items()),
+    epilog=examples("ragtag reproduce rps --quick", "ragtag reproduce rps --seeds 5 --jobs 8 --json"),
 )
 @plain_errors
 def reproduce(
@@ -149,7 +151,7 @@ def reproduce(
     jobs: options.Jobs = 2,
     as_json: options.Json = False,
 ) -> None:
-    """Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."""
+    """The command: a recipe's report, and whether it passes."""
     import importlib
 
     from ragtag.app.cli.common import new_run_folder
@@ -288,6 +290,8 @@ def report(
     """Make one self-contained page of a run: accuracy, arrival, round times, faults, missed peers."""
     from ragtag.app.report import build_report, report_json
 
+    if as_json and (open_ or out is not None):
+        raise ValueError("--json prints the figures and makes no page: give it, or --out and --open")
     if as_json:
         print_json(report_json(run))
         return

@@ -251,7 +251,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
-        help="A tar archive of CIFAR-10 images for digits (rps, topk, nopeek); topk: or a .txt, or a folder.",
+        help="Other data: a tar archive of CIFAR-10 images (rps, topk, nopeek, kfac, staleness), a .txt "
+        "(diloco, internet, topk, staleness), or a folder with what it takes.",
     ),
 ]
 OutFolder = Annotated[

@@ -77,10 +77,10 @@ def probe(
     break-even: on a slower link it is faster than sending all of the gradient,
     on a faster one it is not, and is by-passed.
 
-    With [bold]--crew TOKEN[/bold] on each machine of a crew, its links are measured first, pair by
-    pair; then what an average of this model takes over them is told for each
-    averager and codec, and which is best. [bold]ragtag run -n 4 -m ragtag.app.probe.crew[/bold] and
-    [bold]--run FOLDER[/bold] do that in two steps.
+    With [bold]--crew TOKEN[/bold] on each machine of a crew, its links are measured
+    first, pair by pair; then what an average of this model takes over them is
+    told for each averager and codec, and which is best. In two steps:
+    [bold]ragtag run -n 4 -m ragtag.app.probe.crew[/bold], then [bold]--run FOLDER[/bold].
     """
     if sum(given is not None for given in (script, parameters, model)) != 1:
         raise ValueError("give one of: a SCRIPT, --parameters COUNT, --model MODULE:FUNCTION")

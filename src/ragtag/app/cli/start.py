@@ -113,16 +113,19 @@ def join(
 ) -> None:
     """Join a crew by its invitation, with one peer (or N) of a script on this machine.
 
-    TOKEN is a file with what [bold]ragtag invite[/bold] printed, [bold]-[/bold] for standard input, or
-    the folder of a run on this machine; where RAGTAG_TOKEN is set there is no TOKEN.
-    The token itself can stand there, too, but other users may see it in passing.
-    The first one to join a new crew, on the machine that its token names, begins it.
+    TOKEN is a file with what [bold]ragtag invite[/bold] printed, [bold]-[/bold] for standard
+    input, or the folder of a run on this machine; where RAGTAG_TOKEN is set there
+    is no TOKEN. The token itself can stand there, too, but other users may see it
+    in passing. The first one to join a new crew, on the machine that its token
+    names, begins it.
 
-    With [bold]--auxiliary[/bold] there is no script: the peer owns a share of what is averaged, on a machine
-    with a good line and no GPU, so that the others send and receive less.
+    With [bold]--auxiliary[/bold] there is no script: the peer owns a share of what is
+    averaged, on a machine with a good line and no GPU, so that the others send
+    and receive less.
 
-    With [bold]--client[/bold] the peer trains and owns no share: it sends its values to those that do, and
-    gets the averages back. One peer at least must be no client.
+    With [bold]--client[/bold] the peer trains and owns no share: it sends its values to
+    those that do, and gets the averages back. One peer at least must be no
+    client.
     """
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, usable
@@ -257,9 +260,9 @@ def revoke(whom: options.Whom, holder: options.HolderText, as_json: options.Json
 
 def _holder(given: str) -> Token:
     """The token that is meant: of a run's folder, or as ``ragtag join`` takes one."""
-    from ragtag.app.invitation.token import decode, kept_token
+    from ragtag.app.invitation.token import decode, newest_token
 
-    return decode(kept_token(Path(given)) if is_folder(given) else token_text(given))
+    return decode(newest_token(Path(given)) if is_folder(given) else token_text(given))
 
 
 def _launch(

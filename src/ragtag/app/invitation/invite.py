@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from ragtag.app.crew.membership import NotLetIn, asked, begins_here, here_only, resolved
 from ragtag.app.environment import Address, format_address, parse_address
-from ragtag.app.invitation.token import KEY_BYTES, Token, decode, encode, kept_token, new_key
+from ragtag.app.invitation.token import KEY_BYTES, Token, decode, encode, new_key, newest_token
 from ragtag.app.tracefile import TraceFollower
 from ragtag.core.errors import Error
 from ragtag.network.membership.admission import ask_for_key, tell_revocation
@@ -65,13 +65,13 @@ class Invitation:
 
 
 def invitation_to(run_folder: Path, minutes: int | None) -> Invitation:
-    """An invitation to the crew of a run on this machine.
+    """An invitation to the newest crew of a run on this machine.
 
     Raises:
         TokenError: the folder holds none, or its peers are not in the crew yet.
         RunOver: the run has ended.
     """
-    token = decode(kept_token(run_folder))
+    token = decode(newest_token(run_folder))
     if minutes is None and (token.number or token.signing):  # its peers' own, or the holder's
         invitation = token
     else:
@@ -258,7 +258,7 @@ def shown(invitation: Invitation, out: Console, err: Console) -> None:
         )
         err.print("  on this machine:  [cyan]ragtag join token.txt script.py[/cyan]")
         err.print(
-            "  on any other:     [cyan]ragtag join token.txt script.py[/cyan]  (then, or at any time later)"
+            "  on any other:     [cyan]ragtag join token.txt script.py[/cyan]  (then, or any time later)"
         )
     else:
         err.print(f"The crew [bold]{escape(invitation.token.crew)}[/bold], through {where}:")

@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from ragtag.app.environment import format_address, parse_address
+from ragtag.app.tracefile import crews
 from ragtag.core.address import Address
 from ragtag.core.errors import Error
 from ragtag.protocols.membership.invitation import NUMBER_BYTES, invitation_key
@@ -309,7 +310,7 @@ def keep_token(folder: Path, token: str | None) -> None:
 
 
 def kept_token(folder: Path) -> str:
-    """The invitation to a run's crew.
+    """The invitation to the crew whose folder this is.
 
     Raises:
         TokenError: the folder has none.
@@ -321,6 +322,17 @@ def kept_token(folder: Path) -> str:
             f"{folder} holds no invitation; give the folder of a run of two peers or more, made by "
             "`ragtag run` or `ragtag join`"
         ) from None
+
+
+def newest_token(run_folder: Path) -> str:
+    """The invitation to the newest crew of a run that has one: its peers may form several, one after another.
+
+    Raises:
+        TokenError: none has.
+        OSError: the folder cannot be read.
+    """
+    kept = [folder for folder in crews(run_folder) if (folder / TOKEN_FILE).exists()]
+    return kept_token(kept[-1] if kept else run_folder)
 
 
 def _bytes(letters: str) -> bytes:

@@ -20,6 +20,9 @@ from ragtag.core.types import PeerId
 SLICE_S = 0.1
 """A slowed process runs for 1/factor of each slice and stands still for the rest."""
 
+OF_PROCESSES = frozenset({"kill", "freeze", "slow"})
+"""Names of faults that the launcher does to a process; others are done to datagrams."""
+
 What = Literal["stop", "continue", "kill", "record"]
 
 

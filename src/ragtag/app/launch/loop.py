@@ -32,16 +32,16 @@ from ragtag.app.launch.events import (
     Printed,
     Ready,
     Remark,
-    Seated,
     Started,
 )
 from ragtag.app.launch.faults import Act, ProcessFaults
 from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import KILL_S, READ_BYTES, PeerProcess, Stream
 from ragtag.app.launch.relay import Relay
+from ragtag.app.launch.seats import Seats
 from ragtag.app.launch.setup import LaunchError, LaunchSetup, OnError, check_launch
 from ragtag.app.launch.signals import Shutdown, Signals
-from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
+from ragtag.app.terminal.output import SeenErrors, interrupted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, trace_files
 from ragtag.app.words import counted
 from ragtag.core import trace
@@ -72,6 +72,7 @@ class Launch:
         self._peers: dict[PeerId, PeerProcess] = {}
         self._ends: dict[PeerId, Ended] = {}
         self._reached: dict[PeerId, Reached] = {}
+        self._seats = Seats()
         self._lives: Counter[PeerId] = Counter()
         self._newcomers: set[PeerId] = set()
         self._too_late: set[PeerId] = set()
@@ -151,6 +152,7 @@ class Launch:
         self._peers[number] = peer
         self._lives[number] += 1
         self._reached[number] = Reached.STARTED
+        self._seats.begin(number, place)
         self._tell(Started(number, peer.pid))
 
     @property
@@ -256,8 +258,8 @@ class Launch:
         self._reached[told.number] = max(self._reached[told.number], told.reached)
         if told.reached is Reached.READY:
             self._averaging(told.detail)
-        elif told.reached is Reached.JOINED and told.detail.isdecimal():
-            self._tell(Seated(told.number, int(told.detail)))
+        elif (seated := self._seats.take(told.number, told)) is not None:
+            self._tell(seated)
 
     def _averaging(self, method: str) -> None:
         """What peers average by is known once the first one says so: the run's record comes again, whole."""
@@ -297,7 +299,7 @@ class Launch:
             peer.killed = peer.killed or act.what == "kill"
             peer.signal(_SIGNAL_OF[act.what])
         if act.record is not None:
-            self._write(act.record)
+            self._write(self._seats.fault(act.record))
             self._tell(Injected(act.record))
 
     # -- Ending
@@ -316,10 +318,9 @@ class Launch:
             by = "launcher"
         end = self._explain(peer, status, by)
         if end.failed:
-            what = last_line(end.error) or end.how
-            self._write(trace.Error(t=self._now_t(), peer=peer.number, what=what, detail=end.error))
+            self._write(self._seats.error(self._now_t(), end))
         elif end.lost and by != "fault":  # a fault has its own record
-            self._write(trace.Note(t=self._now_t(), peer=peer.number, what="lost", detail=end.how))
+            self._write(self._seats.lost(self._now_t(), peer.number, end.how))
         over = self._ending is not None or self._is_over(lost=peer.number)
         if end.lost and not over and self._restarts < self._setup.restarts:
             self._start_again(end)

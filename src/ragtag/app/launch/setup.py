@@ -138,7 +138,8 @@ class LaunchSetup:
             name=of.name or Path(script).stem,
             seed=self.seed,
             peers=self.n,
-            method=of.method or ("none" if self.n == 1 else ""),  # else the script's peers tell
+            # else the script's peers tell
+            method=of.method or ("none" if self.n == 1 and self.token is None else ""),
             config={"faults": format_faults(self.faults), "on_error": self.on_error, **of.config},
             started_unix_s=self.started_unix_s,
             steps_planned=of.steps_planned,

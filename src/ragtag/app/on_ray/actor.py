@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.on_ray.library import own_host
 from ragtag.app.on_ray.register import PeerAddresses
-from ragtag.app.tracefile import trace_files
+from ragtag.app.tracefile import crews, trace_files
+from ragtag.core.trace import LINE_BYTES_MAX
 from ragtag.network.link.udp import bound_at
 
 _OF_OTHERS = {*VARIABLES, "RAGTAG_RAY"}
@@ -35,8 +37,8 @@ LINES_MAX = 4096
 """Lines that wait to be fetched; older ones are dropped, and counted."""
 TOLD_MAX = 64
 """Announcements of its peer that wait likewise."""
-TRACE_BYTES_MAX = 1 << 18
-"""How much of its trace is passed on at a time."""
+TRACE_BYTES_MAX = LINE_BYTES_MAX
+"""How much of a trace file is passed on at a time: a line at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class News:
     lines: text, and whether of standard error.
     dropped: lines that nobody fetched in time.
     told: how far the peer has come.
-    trace: whole lines to append to the file of this name.
+    trace: whole lines to append to the file of this path in the run's folder.
     end: the last news.
     """
 
@@ -95,6 +97,7 @@ class Script:
         self._something = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._ready, ready = os.pipe()
+        os.set_blocking(self._ready, False)
         self._selector.register(self._ready, selectors.EVENT_READ, None)
         try:
             env = base | place | {"RAGTAG_READY_FD": str(ready)}
@@ -150,13 +153,14 @@ class Script:
             for key, _ in self._selector.select(LOOK_S):
                 if isinstance(key.data, Stream):
                     self._process.read(key.data)
-                else:
-                    self._read_ready()
+                elif not self._read_ready():
+                    self._selector.unregister(self._ready)
             self._process.release(time.monotonic())
         self._process.signal(signal.SIGKILL)  # what it left behind
         self._guard.release(self._process.pid)
         status = self._process.reap()
         self._process.drain()
+        self._read_ready()  # what it told last
         self._guard.close()
         self._selector.close()
         os.close(self._ready)
@@ -165,13 +169,15 @@ class Script:
             self._end = End(status, tracebacks.take(), tracebacks.passed_on)
             self._something.notify_all()
 
-    def _read_ready(self) -> None:
-        data = os.read(self._ready, READ_BYTES)
-        if not data:
-            self._selector.unregister(self._ready)
+    def _read_ready(self) -> bool:
+        """Take what it has told; whether more may come."""
+        data = b""
+        with suppress(BlockingIOError):
+            data = os.read(self._ready, READ_BYTES)
         with self._something:
             self._told = (self._told + read_announcements(data))[-TOLD_MAX:]
             self._something.notify_all()
+        return bool(data)
 
     def _show(self, text: str, error: bool) -> None:
         with self._something:
@@ -182,16 +188,18 @@ class Script:
     # -- The trace
 
     def _new_trace(self) -> list[tuple[str, bytes]]:
-        """Whole lines of each file that have not been passed on yet."""
-        found = []
-        for path in trace_files(self._folder) if self._folder is not None else ():
+        """Whole lines of each file, of all crews, that have not been passed on yet."""
+        found: list[tuple[str, bytes]] = []
+        if self._folder is None:
+            return found
+        for path in (path for crew in crews(self._folder) for path in trace_files(crew)):
             with path.open("rb") as file:
                 file.seek(self._sent.get(path, 0))
                 data = file.read(TRACE_BYTES_MAX)
             data = data[: data.rfind(b"\n") + 1]
             if data:
                 self._sent[path] = self._sent.get(path, 0) + len(data)
-                found.append((path.name, data))
+                found.append((str(path.relative_to(self._folder)), data))
         return found
 
 
@@ -204,11 +212,12 @@ def variables(place: Place) -> dict[str, str]:
 class ActorCame:
     """An actor is there.
 
-    life: names this process of it; a restarted actor has another."""
+    life: names this process of it; a restarted actor has another. runs: whether the script was started."""
 
     life: str
     host: str
     arrival: PeerAddresses
+    runs: bool
 
 
 class PeerActor:
@@ -223,7 +232,7 @@ class PeerActor:
     def come(self) -> ActorCame:
         """Where this peer is."""
         arrival = PeerAddresses(self._data.getsockname()[:2], self._member.getsockname()[:2])
-        return ActorCame(self._life, self._host, arrival)
+        return ActorCame(self._life, self._host, arrival, self._script is not None)
 
     def start(
         self, life: str, argv: Sequence[str], place: dict[str, str], cwd: str | None, traced: bool

@@ -24,14 +24,14 @@ from ragtag.app.launch.events import (
     Printed,
     Ready,
     Remark,
-    Seated,
     Started,
 )
+from ragtag.app.launch.seats import Seats
 from ragtag.app.launch.setup import LaunchError, LaunchSetup
 from ragtag.app.launch.signals import Shutdown, Signals
 from ragtag.app.on_ray.actor import ActorCame, End, News, PeerActor, variables
 from ragtag.app.on_ray.register import Register
-from ragtag.app.terminal.output import SeenErrors, interrupted, last_line
+from ragtag.app.terminal.output import SeenErrors, interrupted
 from ragtag.app.tracefile import CREW_FILE, TraceWriter
 from ragtag.app.words import counted
 from ragtag.core import trace
@@ -56,7 +56,7 @@ class RayPeer:
     """One peer.
 
     actor: Ray's handle.
-    came: where its present process is.
+    came: where its present process is. killed: which is about to end, as its script has.
     again_s: when to ask for it again.
     starts: how often the script was started.
     reached: how far the peer has come since the last start.
@@ -66,6 +66,7 @@ class RayPeer:
     actor: Any
     stage: Stage = Stage.COMING
     came: ActorCame | None = None
+    killed: bool = False
     again_s: float | None = None
     starts: int = 0
     reached: Reached = Reached.STARTED
@@ -113,10 +114,6 @@ class RunBook:
         if self._trace is not None:
             self._trace.write(record)
 
-    def note(self, what: str, peer: int = trace.CREW, detail: str = "") -> None:
-        """Write a note."""
-        self.write(trace.Note(t=self.now_t(), peer=peer, what=what, detail=detail))
-
     def averaging(self, method: str) -> None:
         """What peers average by is known once the first one says so: the run's record comes again, whole."""
         if method and not self._run.method:
@@ -136,8 +133,10 @@ class RunBook:
         """Append a piece of a peer's trace."""
         if self._folder is None or self._broken:
             return
+        path = self._folder / name
         try:
-            with (self._folder / Path(name).name).open("ab") as file:
+            path.parent.mkdir(exist_ok=True)
+            with path.open("ab") as file:
                 file.write(data)
         except OSError as error:
             self._broken = True
@@ -170,6 +169,7 @@ class RayLaunch:
         self._started_s = self._last_up_s = time.monotonic()
         self._register = Register(setup.n, setup.crew, setup.seed, setup.key)
         self._ends: dict[int, Ended] = {}
+        self._seats = Seats()
         self._seen = SeenErrors()
         self._ending: Shutdown | None = None
         self._interrupted = 0
@@ -250,6 +250,9 @@ class RayLaunch:
             self._lost(peer)
         except errors.RayActorError as error:
             self._say(f"the actor of peer {peer.number} is lost: {_brief(error)}")
+            if peer.up:  # else it was told already, when Ray was to start it again
+                how = f"its actor: {_brief(error)}"
+                self._book.write(self._seats.lost(self._book.now_t(), peer.number, how))
             self._finish(peer, End(-signal.SIGKILL, "", ""))
         except errors.RayTaskError as error:  # the actor's own: the script is not there, the disk is full
             self._finish(peer, End(1, str(error.cause), ""))
@@ -258,13 +261,7 @@ class RayLaunch:
 
     def _take(self, peer: RayPeer, answer: ActorCame | News | int | None) -> None:
         if isinstance(answer, ActorCame):
-            if peer.came is not None and answer.life == peer.came.life:  # not killed yet
-                self._come_again(peer)
-                return
-            peer.came, peer.stage = answer, Stage.HERE
-            self._register.come(peer.number, answer.arrival)
-            if self._register.begun:
-                self._start(peer)
+            self._take_came(peer, answer)
         elif isinstance(answer, News):
             self._news(peer, answer)
         elif answer is None:  # it was restarted in between
@@ -273,6 +270,23 @@ class RayLaunch:
             peer.stage = Stage.RUNNING
             self._tell(Started(peer.number, answer))
             self._follow(peer)
+
+    def _take_came(self, peer: RayPeer, came: ActorCame) -> None:
+        same = peer.came is not None and came.life == peer.came.life
+        if same and peer.killed:
+            self._come_again(peer)
+            return
+        peer.came, peer.killed, peer.stage = came, False, Stage.HERE
+        self._register.come(peer.number, came.arrival)
+        if self._register.begun:
+            self._book.keep(self._register.invitation())
+        if came.runs:  # it was cut off from here alone
+            self._say(f"peer {peer.number} is there again, and was all the time")
+            self._book.write(self._seats.back(self._book.now_t(), peer.number))
+            peer.stage = Stage.RUNNING
+            self._follow(peer)
+        elif self._register.begun:
+            self._start(peer)
 
     # -- Beginning
 
@@ -296,16 +310,18 @@ class RayLaunch:
 
     def _start(self, peer: RayPeer) -> None:
         assert peer.came is not None
-        place = variables(self._register.place(peer.number)) | {
+        place = self._register.place(peer.number)
+        self._seats.begin(peer.number, place)
+        env = variables(place) | {
             "RAGTAG_STARTED": str(self._setup.started_unix_s),
             "RAGTAG_SEED": str(self._setup.seed),
         }
         if faults := format_faults(self._setup.faults):
-            place["RAGTAG_FAULTS"] = faults
+            env["RAGTAG_FAULTS"] = faults
         peer.stage, peer.starts, peer.reached = Stage.STARTING, peer.starts + 1, Reached.STARTED
         cwd = str(Path.cwd())
         traced = self._setup.run_folder is not None
-        self._ask(peer, peer.actor.start.remote(peer.came.life, list(self._setup.argv), place, cwd, traced))
+        self._ask(peer, peer.actor.start.remote(peer.came.life, list(self._setup.argv), env, cwd, traced))
 
     def _say_room(self) -> None:
         n = self._setup.n
@@ -339,6 +355,8 @@ class RayLaunch:
         elif news.end.status < 0 and self._ending is None:
             how = Ended(peer.number, news.end.status, "itself").how
             self._ray.kill(peer.actor, no_restart=False)
+            peer.killed = True
+            self._print(peer, news.end.held)
             self._lost(peer, how)
         else:
             self._finish(peer, news.end)
@@ -348,8 +366,8 @@ class RayLaunch:
         peer.reached = max(peer.reached, told.reached)
         if told.reached is Reached.READY:
             self._ready(peer, told.detail)
-        elif told.reached is Reached.JOINED and told.detail.isdecimal():
-            self._tell(Seated(peer.number, int(told.detail)))
+        elif (seated := self._seats.take(peer.number, told)) is not None:
+            self._tell(seated)
 
     def _ready(self, peer: RayPeer, method: str) -> None:
         if peer.starts > 1:
@@ -368,7 +386,7 @@ class RayLaunch:
             return
         if peer.stage is not Stage.COMING:
             self._say(f"peer {peer.number} is lost{how and f' ({how})'}; Ray starts it again")
-            self._book.note("lost", peer.number, how)
+            self._book.write(self._seats.lost(self._book.now_t(), peer.number, how))
         self._come_again(peer)
 
     def _come_again(self, peer: RayPeer) -> None:
@@ -397,16 +415,15 @@ class RayLaunch:
             by = "launcher"
         ended = self._ends[peer.number] = peer_ended(peer, end, by, self._seen)
         if end.held and not ended.failed and not (by == "launcher" and interrupted(end.held)):
-            for text in end.held.splitlines():
-                self._tell(Printed(peer.number, text, error=True))
+            self._print(peer, end.held)
         if ended.failed:
-            what = last_line(ended.error) or ended.how
-            now_t = self._book.now_t()
-            self._book.write(trace.Error(t=now_t, peer=peer.number, what=what, detail=ended.error))
+            self._book.write(self._seats.error(self._book.now_t(), ended))
         self._tell(ended)
-        if ended.failed and self._setup.on_error == "stop" and self._ending is None and self._left():
+        bad = ended.failed or ended.lost
+        if bad and self._setup.on_error == "stop" and self._ending is None and self._left():
             self._stopped = True
-            self._stop(f"peer {peer.number} failed: ending the other {len(self._left())}")
+            what = "failed" if ended.failed else "is lost"
+            self._stop(f"peer {peer.number} {what}: ending the other {len(self._left())}")
 
     def _stop(self, why: str) -> None:
         """End all peers: SIGINT now, SIGTERM and SIGKILL to those that are still there later."""
@@ -415,7 +432,7 @@ class RayLaunch:
         self._ending = Shutdown(time.monotonic(), self._setup.grace_s)
         self._signals.stopping = True
         self._say(why)
-        self._book.note("stopping", detail=why)
+        self._book.write(trace.Note(t=self._book.now_t(), what="stopping", detail=why))
         for peer in self._left():
             if not peer.up:
                 self._finish(peer, End(1, "", ""), "launcher")
@@ -434,6 +451,11 @@ class RayLaunch:
                 self._ray.kill(peer.actor, no_restart=True)
 
     # -- Small change
+
+    def _print(self, peer: RayPeer, held: str) -> None:
+        """Its last words, which are no error of its own."""
+        for text in held.splitlines():
+            self._tell(Printed(peer.number, text, error=True))
 
     def _say(self, text: str) -> None:
         self._tell(Remark(text))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hmac import compare_digest
 
@@ -64,32 +65,44 @@ def is_ask(data: bytes) -> bool:
     return len(data) == ANSWER_BYTES and data[:4] == struct.pack("<HBB", _MAGIC, _VERSION, Said.ASK)
 
 
-def is_vouched_for(crew_key: bytes, data: bytes) -> bool:
-    """Whether a datagram for which ``is_ask`` holds was made with the key of an invitation of this crew."""
-    return _asked(crew_key, data)[-1]
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A newcomer's question, as a member reads it.
+
+    key: that of an invitation of this number and end. vouched_for: whether the question was made with it.
+    """
+
+    number: bytes
+    ends_unix_s: int
+    nonce: bytes
+    key: bytes = field(repr=False)
+    vouched_for: bool
 
 
-def _asked(crew_key: bytes, data: bytes) -> tuple[bytes, int, bytes, bytes, bool]:
-    """A question's number, end and nonce; the key that belongs to them, and whether that made it."""
+def question_of(crew_key: bytes, data: bytes) -> Question:
+    """What a datagram asks for which ``is_ask`` holds."""
     body, tag = data[: _ASK.size], data[_ASK.size : _ASK.size + _TAG_BYTES]
     _, _, _, number, ends_unix_s, nonce = _ASK.unpack(body)
     key = invitation_key(crew_key, number, ends_unix_s)
-    return number, ends_unix_s, nonce, key, compare_digest(_tag(key, body), tag)
+    return Question(number, ends_unix_s, nonce, key, compare_digest(_tag(key, body), tag))
 
 
 def answer(
-    crew_key: bytes, data: bytes, now_unix_s: float, is_void: Callable[[bytes], bool] = lambda number: False
+    crew_key: bytes,
+    question: Question,
+    now_unix_s: float,
+    is_void: Callable[[bytes], bool] = lambda number: False,
 ) -> bytes:
-    """A member's answer to a datagram for which ``is_ask`` holds.
+    """A member's answer to a question.
 
     is_void: whether the person's pass that goes with an invitation's number is revoked.
     """
-    number, ends_unix_s, nonce, key, vouched_for = _asked(crew_key, data)
-    if not vouched_for:
+    key, nonce = question.key, question.nonce
+    if not question.vouched_for:
         return _answer(key, Said.UNKNOWN, nonce, bytes(KEY_BYTES))
-    if ends_unix_s and now_unix_s > ends_unix_s:
+    if question.ends_unix_s and now_unix_s > question.ends_unix_s:
         return _answer(key, Said.ENDED, nonce, bytes(KEY_BYTES))
-    if is_void(number):
+    if is_void(question.number):
         return _answer(key, Said.REVOKED, nonce, bytes(KEY_BYTES))
     return _answer(key, Said.WELCOME, nonce, masked(key, _MASK, nonce, crew_key))
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 from ragtag.protocols.membership.core import Core, Due
 from ragtag.protocols.membership.entry import Admission
-from ragtag.protocols.membership.invitation import answer, is_vouched_for
+from ragtag.protocols.membership.invitation import answer, question_of
 from ragtag.protocols.membership.pace import Health, ReplayWindow
 from ragtag.protocols.membership.passes import Passes, read_notice
 from ragtag.protocols.membership.persons import Persons
@@ -135,13 +135,13 @@ class Membership:
         """
         if not self._admission.entered or self.over:
             return None
-        vouched_for = is_vouched_for(self._core.me.key, data)
-        if not (self._admission.hears_strangers() if vouched_for else self._admission.answers_anybody()):
+        question, hears = question_of(self._core.me.key, data), self._admission
+        if not (hears.hears_strangers() if question.vouched_for else hears.answers_anybody()):
             return None
         passes = self._persons.passes
         if passes is None:
-            return answer(self._core.me.key, data, now_unix_s)
-        return answer(self._core.me.key, data, now_unix_s, passes.voids_number)
+            return answer(self._core.me.key, question, now_unix_s)
+        return answer(self._core.me.key, question, now_unix_s, passes.voids_number)
 
     def whereabouts(self, data: bytes, source: Address) -> bytes | None:
         """The answer to a peer that asks where it is (``whereabouts.asks_where``); ``None``: none is due."""

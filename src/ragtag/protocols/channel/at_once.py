@@ -262,8 +262,10 @@ class Rounds:
         number = self._next(ask.due)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
+        self._crew.steps.begins(self._number)
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
+            self._crew.steps.left()
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = self.done < 0, number - self.done - 1
@@ -411,11 +413,13 @@ class Rounds:
         It does so where an owner has told its average of that round already: a slow peer that gives, and a
         peer that is behind. A peer that is one round behind whenever it begins is never heard in time, though
         it computes as fast as the others. A peer that only takes joins the newest round, for its averages.
+        Where a step has rounds of several channels, they go with the first one (``StepOrder``).
         """
         if ask.weight <= 0 or not self._tardy:
             return False
         skipped = number - self.done - 1
-        behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX
+        follows = self._crew.steps.follows(self._number)
+        behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX or follows
         return self.me in ask.aside or (
             behind and self.done >= 0 and skipped <= CATCH_UP and not self._taking
         )

@@ -195,6 +195,36 @@ class Presence:
         return effects
 
 
+class StepOrder:
+    """The channels that this peer averages in within one step of its training, in the order of their rounds.
+
+    A peer that is a round behind leaves one out, to begin the next one early enough to be heard. Where a step
+    has several channels (two optimizers; K-FAC's factors, gradients and rows), one that is left out alone has
+    this peer wait in the next round of that channel for others, which wait for it in the present round of the
+    next channel: each up to its deadline, in each step from then on. So where the first of a step is left
+    out, the others follow.
+    """
+
+    def __init__(self) -> None:
+        self._now: set[int] = set()
+        self._before: set[int] = set()
+        self._left = False
+
+    def begins(self, channel: int) -> None:
+        """A round of it begins; a step is over when one of its channels begins anew."""
+        if channel in self._now:
+            self._before, self._now, self._left = self._now, set(), False
+        self._now.add(channel)
+
+    def left(self) -> None:
+        """The round that would have begun was left out."""
+        self._left |= len(self._now) == 1
+
+    def follows(self, channel: int) -> bool:
+        """Whether the first one of this step was left out, and this channel is in each step."""
+        return self._left and channel in self._before
+
+
 class Crew:
     """The crew as one peer sees it: its places, which are taken, and how far away the peers are.
 
@@ -207,6 +237,7 @@ class Crew:
     rate_bytes_per_s: what the ways there deliver, of those where that was measured.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
     plans: who owns which share of a channel, where that was planned.
+    steps: which channels this peer averages in within one step.
     """
 
     def __init__(
@@ -223,6 +254,7 @@ class Crew:
         self.rate_bytes_per_s: dict[PeerId, float] = {}
         self.computed_s: dict[int, float] = {}
         self.plans = Plans()
+        self.steps = StepOrder()
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 

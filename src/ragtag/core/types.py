@@ -413,6 +413,16 @@ class Outcome:
     judged: Audited | None = None
     told: Bools | None = None
 
+    def __str__(self) -> str:
+        """In a line: how much was averaged, of how many peers, who was missed, and how long it took."""
+        count = max(1, len(self.heard))
+        contributors = int(np.unpackbits(self.heard.view(np.uint8)).sum()) / count
+        missed = ", ".join(str(peer) for peer in self.missed) or "nobody"
+        return (
+            f"round {self.round}: {int(self.averaged.sum()) / count:.1%} averaged, of {contributors:.3g} "
+            f"peers on average; missed: {missed}; {1e3 * self.total_s:.1f} ms"
+        )
+
 
 def nobodys(channel: int, mean: Floats, weight: Floats, heard: PeerSet, gathered: Gathered | None) -> Outcome:
     """The outcome of a round that nobody else took part in: nothing came, nobody was waited for."""

@@ -275,7 +275,7 @@ class AveragedGradients:
         outcome = self._models.average(1.0 if first else 0.0)
         self._peer.record_round(outcome)
         self.behind = not first and not bool(outcome.averaged.all())
-        if integers := fixed_parts([{"params": list(model.parameters())}], [model], buffers=True):
+        if integers := fixed_parts(model.parameters(), [model], buffers=True):
             Fixed(name, integers, self._transport).average(1.0 if first else 0.0)
         model.register_forward_pre_hook(self._before_forward)
 

@@ -1324,6 +1324,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_streamed.py", "-k", "room"),
     ),
     Sabotage(
+        "DDP: a peer that takes the others' model keeps its integers",
+        "src/ragtag/hooks/crew_hook.py",
+        "self._integers.take()",
+        "pass",
+        ("tests/hooks/test_crew_away.py", "-k", "integers"),
+    ),
+    Sabotage(
         "fixed: DDP's peers keep integers of their own",
         "src/ragtag/hooks/crew_hook.py",
         "Fixed(name, integers, self._transport).average(1.0 if first else 0.0)",

@@ -1324,6 +1324,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_streamed.py", "-k", "room"),
     ),
     Sabotage(
+        "solitude: two that own no block are alone where the owner dies",
+        "src/ragtag/app/crew/logbook.py",
+        "if not self.in_a_row and set(outcome.waited_for) - set(outcome.missed):",
+        "if False:",
+        ("tests/app/crew/test_solitude.py",),
+    ),
+    Sabotage(
         "DDP: a peer that takes the others' model keeps its integers",
         "src/ragtag/hooks/crew_hook.py",
         "self._integers.take()",

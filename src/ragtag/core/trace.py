@@ -67,7 +67,7 @@ class Run(Base, frozen=True, kw_only=True, tag="run"):
 
     version: of the trace.
     world: "live" or "simulated".
-    peers: how many.
+    peers: how many, numbered from 0. Those that join a crew have other numbers, and are not counted here.
     method: how models are averaged.
     config: all settings, as text.
     steps_planned: steps per peer, where known.

@@ -63,6 +63,7 @@ RunFolder = Annotated[
         "-o",
         metavar="FOLDER",
         help="Where the trace goes.",
+        file_okay=False,
         show_default="a new one under runs/",
     ),
 ]

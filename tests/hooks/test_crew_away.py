@@ -141,3 +141,31 @@ def test_all_begin_with_the_integers_of_one() -> None:
     for other in others:
         for name, value in first.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_one_that_takes_the_others_model_takes_their_integers() -> None:
+    """What is beyond float32 stays its own; those that are not behind keep theirs."""
+
+    def mixed(transport: FakeTransport) -> torch.nn.Module:
+        me = transport.me
+        torch.manual_seed(1)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        module.register_buffer("order", torch.randperm(12))
+        module.register_buffer("begun", torch.tensor([True, False]))
+        module.register_buffer("large", torch.tensor([(1 << 40) + 1]))
+        state = CrewState(Member(transport), module)
+        if me == 2:
+            module.order.copy_(module.order.flip(0))  # type: ignore[operator, union-attr]
+            module.begun.logical_not_()  # type: ignore[operator, union-attr]
+            module.large += 5
+            state._averaged.behind = True
+        module[1].num_batches_tracked += (700, 704, 3)[me]
+        state.average_models()
+        return module
+
+    first, second, late = run_peers(FakeCrew(3), mixed)
+    for name in ("order", "begun"):
+        assert torch.equal(late.get_buffer(name), first.get_buffer(name)), name
+    assert late.large == (1 << 40) + 6
+    counts = [int(module[1].num_batches_tracked) for module in (first, second, late)]
+    assert counts == [700, 704, 702]

@@ -18,7 +18,7 @@ from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
 from ragtag.network.link.link import FAILING_MAX, SLAB_ROWS, TRAIN, Failures, Received, TooLarge
-from ragtag.network.link.udp import MTU_DISCOVER, PMTUDISC_PROBE, UDP_SEGMENT, PortInUse, UdpLink
+from ragtag.network.link.udp import MTU_DISCOVER, PMTUDISC_PROBE, UDP_SEGMENT, PortInUse, UdpLink, bound_at
 
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="segmentation and coalescing are the Linux kernel's")
@@ -127,6 +127,11 @@ def test_shorts_that_the_kernel_coalesced_come_apart() -> None:
         source.setsockopt(17, 103, 100)
         source.sendto(bytes(1000), dest.address)
         assert take(dest, 0, malformed=10).malformed == 10
+
+
+def test_a_host_that_is_unknown_is_named() -> None:
+    with pytest.raises(OSError, match="'1:2:3' is no address and no known name"):
+        bound_at("1:2:3")
 
 
 def test_other_sizes_are_counted_and_left_out(pair: tuple[UdpLink, UdpLink]) -> None:

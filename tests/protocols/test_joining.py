@@ -618,8 +618,8 @@ def _() -> None:
 def _() -> None:
     (differs,) = comparing()(met(OTHER, OTHER))
     assert differs == Differs(
-        "peer 0 does not average what peer 1, 2 does: tensor 0: 'weight' (4,) float32 here, (5,) float32 "
-        "there. Build the same model, with the same averager and settings, on every peer"
+        "peer 0 averages something else than peers 1 and 2: tensor 0: 'weight' (4,) float32 here, (5,) "
+        "float32 there. Build the same model, with the same averager and settings, on every peer"
     )
     assert kinds(comparing()(met(OTHER, missing=(2,), gone=frozenset({2})))) == [Differs]  # a tie
     way = comparing()

@@ -97,10 +97,12 @@ class Model(nn.Module):
 
 def test_fixed_is_what_the_optimizer_does_not_have_and_no_average_moves() -> None:
     model = Model()
-    groups = torch.optim.SGD([*model.head.parameters(), model.body[0].bias], lr=0.1).param_groups
+    averaged = [*model.head.parameters(), model.body[0].bias]
     frozen = ["body.0.weight", "body.1.weight", "body.1.bias"]
-    assert [part.name for part in fixed_parts(groups, [model], buffers=False)] == frozen
-    whole = [part.name for part in fixed_parts(groups, [model], buffers=True)]
+    assert [part.name for part in fixed_parts(averaged, [model])] == frozen
+    whole = [part.name for part in fixed_parts(averaged, [model], buffers=True)]
     assert sorted(whole) == sorted([*frozen, "order", "mask", "body.1.num_batches_tracked"])
+    trainable = [part.name for part in fixed_parts(averaged, [model], trainable=True)]
+    assert sorted(trainable) == sorted([*frozen, "other.weight", "other.bias"])
     assert not set(whole) & {part.name for part in buffer_parts([model])[0]}
-    assert fixed_parts(groups, [], buffers=True) == []
+    assert fixed_parts(averaged, [], buffers=True) == []

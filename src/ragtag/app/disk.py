@@ -30,7 +30,7 @@ def advice(error: OSError, what: str) -> str:
 
 def explain(error: OSError) -> str:
     """One line on an error that ends a command: which file, what is wrong, what to do."""
-    if error.errno not in _ADVICE:
+    if error.strerror is None:
         return str(error)
     where = f"{error.filename}: " if error.filename is not None else ""
     return where + advice(error, "it")

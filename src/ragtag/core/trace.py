@@ -67,7 +67,7 @@ class Run(Base, frozen=True, kw_only=True, tag="run"):
 
     version: of the trace.
     world: "live" or "simulated".
-    peers: how many.
+    peers: how many, numbered from 0. Those that join a crew have other numbers, and are not counted here.
     method: how models are averaged.
     config: all settings, as text.
     steps_planned: steps per peer, where known.
@@ -501,7 +501,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
         same model. Empty: not known.
     round: the last one that it averaged; -1: none.
-    rounds_alone: so many of its rounds had nobody else's values, though its crew had others.
+    rounds_alone: in so many of its rounds it heard of nobody else, though its crew had others.
     refused: datagrams that came and were not accepted, by reason.
     relayed: packets of other peers that it passed on.
 

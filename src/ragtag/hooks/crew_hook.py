@@ -21,6 +21,7 @@ from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
 from ragtag.hooks.backward import Names, after_backward
+from ragtag.hooks.integers import Integers
 from ragtag.hooks.table import Table
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import CATCH_UP
@@ -178,6 +179,7 @@ class AveragedGradients:
         self._waiting: list[_Waiting] = []
         self._table: Table | None = None
         self._models: Replica | None = None
+        self._integers = Integers(())
         self._due = False
         self._round: int | None = None
         self._missed = 0  # rounds, since models were averaged
@@ -266,6 +268,9 @@ class AveragedGradients:
         name = f"{self.name}/models"
         self.whole = Whole(self.name, parts, self._transport)
         self._peer.averages(self)
+        integers = fixed_parts(model.parameters(), [model], buffers=True)
+        self._integers = Integers(integers)
+        parts += self._integers.parts
         self._models = Replica(parts, self._transport, RPS(repair=True), fp32, name=name)
         if self._peer.enter(self._models.channel):
             self.behind = True  # the others' next round of models brings theirs
@@ -275,7 +280,7 @@ class AveragedGradients:
         outcome = self._models.average(1.0 if first else 0.0)
         self._peer.record_round(outcome)
         self.behind = not first and not bool(outcome.averaged.all())
-        if integers := fixed_parts([{"params": list(model.parameters())}], [model], buffers=True):
+        if integers:
             Fixed(name, integers, self._transport).average(1.0 if first else 0.0)
         model.register_forward_pre_hook(self._before_forward)
 
@@ -296,9 +301,13 @@ class AveragedGradients:
         rounds = 0 if self._round is None else self._round + 1
         # one that was away would begin with a round that the others had long ago, and spoil theirs
         due = models_due(rounds, self._models_every) + self._asked_for
-        outcome = self._models.average(0.0 if self.behind else 1.0, due=due)
+        was_behind = self.behind
+        self._integers.put()
+        outcome = self._models.average(0.0 if was_behind else 1.0, due=due)
         self._peer.record_round(outcome)
-        self.behind = self.behind and not has_come(outcome)
+        self.behind = was_behind and not has_come(outcome)
+        if was_behind and not self.behind:
+            self._integers.take()
         self._missed = self._since = 0
         return outcome
 

@@ -120,6 +120,7 @@ def test_methods_are_listed_on_demand() -> None:
         ),
         (["report", "x", "--json", "--open"], "--json prints the figures and makes no page: give it, or "),
         (["watch", "nowhere"], "nowhere is not a folder"),
+        (["simulate", "-o", "/dev/null/x"], "/dev/null/x: Not a directory"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(here: Path, args: list[str], said: str) -> None:

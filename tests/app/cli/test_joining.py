@@ -197,3 +197,27 @@ def test_a_new_crews_token_cannot_end() -> None:
 )
 def test_what_an_invitation_would_leave_out_is_refused(options: tuple[str, ...], said: str) -> None:
     assert said in error_of(invoke("invite", *options))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nosuch.txt", "'nosuch.txt' is no file, and is no token; a token begins with"),
+        ("rubbish.txt", "what is in rubbish.txt is no token"),
+        ("empty.txt", "empty.txt is empty: that is no token"),
+        ("-", "standard input was empty: that is no token"),
+        ("", "'' is no file, and is no token"),
+    ],
+)
+def test_where_no_token_was_is_named(given: str, said: str) -> None:
+    Path("rubbish.txt").write_text("a secret of another kind")
+    Path("empty.txt").touch()
+    for command in (("join", given, "train.py"), ("revoke", "alice", given)):
+        error = error_of(invoke(*command))
+        assert said in error and "secret" not in error
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]:4321", "224.0.0.1:4321"])
+def test_an_address_at_which_no_other_reaches_this_machine_is_refused(host: str) -> None:
+    assert f"--listen {host}: " in (said := error_of(invoke("invite", "--listen", host)))
+    assert "is no address of one host: give the address at which others reach this machine" in said

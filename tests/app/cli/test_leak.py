@@ -75,6 +75,8 @@ def test_a_cut_of_a_script(here: Path) -> None:
         ("cuts/mine.py:lists", "must be tensors"),
         ("no_such_module:build", "No module named 'no_such_module'"),
         ("cuts/mine.py:build --steps 3", "--steps goes with --attack hijacking or inversion"),
+        ("cuts/other.py:build --weight 3", "--weight is of NoPeek, and goes with --attack hijacking"),
+        ("cuts/other.py:batch --weight 0 --attack inversion", "what CUT gives is measured as it is"),
         ("cuts/mine.py:build --attack hijacking", "its first is a function; it must be a torch.nn.Module"),
         (
             "cuts/mine.py:zeros --attack hijacking",

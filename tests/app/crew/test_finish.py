@@ -152,6 +152,68 @@ def test_peers_begin_with_one_frozen_backbone(given: bool, caplog: pytest.LogCap
         one._peer.left = True
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_peers_begin_with_one_head_that_no_optimizer_has_and_are_told(
+    given: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the model is found only when it runs, the head may have been trained: it stays as it is."""
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = model_of(seed=transport.me)
+        first = model[2].weight.detach().clone()
+        crews.append(crew := crew_of(transport))
+        sgd = torch.optim.SGD(model[0].parameters(), lr=0.05)
+        optimizer = crew.optimizer(sgd, model=model if given else None)
+        for seed in range(2):
+            step(model, optimizer, seed)
+        return first, model[2].weight.detach()
+
+    with Crew(3) as crew, caplog.at_level(logging.INFO):
+        found = all_at_once(transports(crew), work)
+    for first, after in found.values():
+        assert torch.equal(after, found[0][0] if given else first)
+    beside = "different frozen parameters, others that are not averaged, or integers"
+    assert (beside in caplog.text) == given
+    said = [text for record in caplog.records if "no optimizer" in (text := record.getMessage())]
+    assert said == [
+        "4 parameters of the model need a gradient and are in no optimizer of the crew ('1.weight', "
+        "'1.bias', '2.weight' and '2.bias'): what trains them is not averaged, and peers grow apart. Give "
+        "them to crew.optimizer, or freeze them by requires_grad_(False)"
+    ]
+    for one in crews:
+        one._peer.left = True
+
+
+def test_what_another_optimizer_has_is_left_to_it_where_optimizers_begin(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two optimizers share a model; the second one is made when the first one's part has been trained."""
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = model_of(seed=1)
+        crews.append(crew := crew_of(transport))
+        front, rest = model[0].parameters(), [*model[1].parameters(), *model[2].parameters()]
+        made = [crew.optimizer(torch.optim.SGD(front, lr=0.05), model=model)]
+        with torch.no_grad():
+            model[0].bias += 1.0 + transport.me
+        trained = model[0].bias.detach().clone()
+        made.append(crew.optimizer(torch.optim.SGD(rest, lr=0.05), model=model))
+        after = model[0].bias.detach().clone()
+        for optimizer in made:
+            step(model, optimizer, seed=1)
+        return trained, after
+
+    with Crew(2) as crew, caplog.at_level(logging.INFO):
+        found = all_at_once(transports(crew), work)
+    assert not torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(trained, after) for trained, after in found.values())
+    assert "no optimizer" not in caplog.text and "different" not in caplog.text
+    for one in crews:
+        one._peer.left = True
+
+
 def test_buffers_of_other_forms_stay_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
     crews: list[ragtag.Crew] = []
 

@@ -9,7 +9,7 @@ from ragtag.core.types import Noted
 from tests.core.test_arrival import outcome
 
 ME = 1
-WITH, WITHOUT = outcome([{0, 1, 2}]), outcome([{1}])
+WITH, WITHOUT = outcome([{0, 1, 2}]), replace(outcome([{1}]), missed=(0, 2, 3))
 
 
 def rounds(solitude: Solitude, *outcomes: object, live: tuple[int, ...] = (ME,)) -> list[str]:
@@ -83,3 +83,12 @@ def test_of_many_peers_that_are_not_heard_it_says_how_many() -> None:
     ):
         said = rounds(Solitude(), *[WITHOUT] * ALONE_AFTER, live=live)
         assert [text.split(": ")[-1] for text in said] == [f"{named} not heard"]
+
+
+def test_a_peer_that_owes_another_nothing_is_not_missed() -> None:
+    """A model of one block has one owner: where that dies the others hear nothing, and are two."""
+    solitude, without_owner = Solitude(), replace(outcome([{1}], (0, 2)), missed=(0,))
+    assert rounds(solitude, WITH, *[without_owner] * 9, WITH) == []
+    assert solitude.rounds == 0
+    assert len(rounds(solitude, *[WITHOUT] * 9, *[without_owner] * 9)) == 1, "nor is it heard"
+    assert solitude.rounds == 18

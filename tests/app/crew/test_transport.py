@@ -158,7 +158,7 @@ def test_a_peer_with_another_model_is_refused_by_the_name_of_its_first_tensor_an
         came = all_at_once(of, {0: joining(ours), 1: joining(ours), 2: joining(theirs)})
         assert isinstance(came[2], SchemaMismatch)
         assert str(came[2]) == (
-            "peer 2 does not average what peer 0, 1 does: tensor 1: 'weight' (20, 10) float32 here, "
+            "peer 2 averages something else than peers 0 and 1: tensor 1: 'weight' (20, 10) float32 here, "
             "(10, 20) float32 there. Build the same model, with the same averager and settings, on every peer"
         )
         for peer in (0, 1):

@@ -178,9 +178,9 @@ def test_a_method_that_is_given_stands_and_one_peer_averages_with_nobody(
     run(script, "join()", 1, run_folder=tmp_path / "alone")
     token = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
     run(script, "join()", 1, run_folder=tmp_path / "invited", token=token)
-    for name, method in (("given", "rps"), ("alone", "none"), ("invited", "")):
+    for name, method, peers in (("given", "rps", 1), ("alone", "none", 1), ("invited", "", 0)):
         (record,) = [r for r in read_run(tmp_path / name).records() if isinstance(r, trace.Run)]
-        assert record.method == method
+        assert (record.method, record.peers) == (method, peers)
 
 
 def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> None:

@@ -289,6 +289,8 @@ def test_the_command_on_a_script(script) -> None:
         (("--parameters", "1k", "--ratio", "2"), "a ratio of 2.0"),
         (("--parameters", "1k", "--rate", "1M"), "50Mbit"),
         (("--parameters", "1k", "--rate", "1Mbit", "--run", "x"), "give one of --rate"),
+        (("--parameters", "1k", "--steps", "8"), "--steps and --patience are of a SCRIPT"),
+        (("--model", "a:b", "--patience", "1"), "--steps and --patience are of a SCRIPT"),
         (("none.py",), "no script none.py"),
     ],
 )

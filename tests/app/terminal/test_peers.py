@@ -159,6 +159,51 @@ def test_a_run_that_does_not_say_how_long_it_is_has_no_progress_though_all_have_
     assert peers.over and peers.progress is None
 
 
+def joined(peers: int = 0) -> PeerTable:
+    """The table of a launcher whose peer has joined a crew as its peer 2."""
+    table = PeerTable(0)
+    table.feed(trace.Run(t=0.0, world="live", name="x", seed=0, peers=peers, method="rps"))
+    table.feed(trace.Join(t=1.0, peer=2))
+    table.feed(
+        trace.Round(
+            t=2.0, peer=2, channel="model", round=9, scatter_s=0.1, gather_s=0.1, total_s=0.2, arrived=1.0,
+            contributors=3.0, waited_for=[0, 1], missed=[], expired=False, bytes_sent=0, bytes_received=0,
+        )
+    )  # fmt: skip
+    return table
+
+
+def test_a_peer_that_was_started_elsewhere_trains_and_is_followed_no_more_at_the_end() -> None:
+    peers = joined()
+    peers.feed(note(3.0, "assists", 3, peer=2))
+    assert {peer: peers.state(peer) for peer in peers.rows} == {
+        2: "training", 0: "training", 1: "training", 3: "auxiliary"
+    }  # fmt: skip
+    peers.feed(note(4.0, "has left", 0, peer=2))
+    peers.feed(trace.Leave(t=5.0, peer=2))
+    peers.feed(trace.Leave(t=5.1))
+    assert {peer: peers.state(peer) for peer in peers.rows} == {
+        2: "done", 0: "gone", 1: "elsewhere", 3: "elsewhere"
+    }  # fmt: skip
+
+
+def test_a_peer_whose_end_nobody_told_has_ended_with_the_run() -> None:
+    peers = crew_of(3)
+    peers.feed(trace.Leave(t=5.0, peer=0))
+    peers.feed(note(5.5, "back", 0, peer=1))
+    peers.feed(trace.Leave(t=6.0))
+    assert states(peers) == ["ended"] * 3
+    peers.feed(trace.Leave(t=5.9, peer=1))  # of another file, read later
+    assert states(peers) == ["ended", "done", "ended"]
+    assert "ended" not in " ".join(text for _, text in peers.events)
+
+
+def test_who_never_came_waits_to_the_end() -> None:
+    peers = joined(peers=3)
+    peers.feed(trace.Leave(t=5.0))
+    assert states(peers) == ["waiting", "waiting", "ended"]
+
+
 # -- Coming and going, as others note it
 
 

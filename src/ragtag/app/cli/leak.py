@@ -65,13 +65,16 @@ AttackName = Annotated[
         "the updates by parameter, if they are not the gradients.",
     ),
 ]
+WEIGHT = 10.0
+"""Of NoPeek, where none is given."""
 Weight = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--weight",
         min=0.0,
         metavar="A1",
         help="Of NoPeek: of the second net on digits, of a hijacked client.",
+        show_default=f"{WEIGHT:g}",
     ),
 ]
 

@@ -201,7 +201,7 @@ app.command(
 def leak(
     cut: leaks.CutText = None,
     attack: leaks.AttackName = leaks.Attack.DECODER,
-    weight: leaks.Weight = 10.0,
+    weight: leaks.Weight = None,
     steps: leaks.Steps = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
@@ -213,6 +213,12 @@ def leak(
     that it was trained on, and samples held out. Without CUT, a small net is
     trained on digits, plain and with NoPeek. --attack tries another attacker.
     """
+    if weight is not None and cut is not None and attack is not leaks.Attack.HIJACKING:
+        raise leaks.CutError(
+            "--weight is of NoPeek, and goes with --attack hijacking, or without CUT: what CUT gives is "
+            "measured as it is"
+        )
+    weight = leaks.WEIGHT if weight is None else weight
     if attack is not leaks.Attack.DECODER:
         _rebuild(cut, attack, weight, steps, seed, as_json)
         return

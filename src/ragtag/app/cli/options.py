@@ -63,6 +63,7 @@ RunFolder = Annotated[
         "-o",
         metavar="FOLDER",
         help="Where the trace goes.",
+        file_okay=False,
         show_default="a new one under runs/",
     ),
 ]
@@ -73,7 +74,7 @@ FaultsText = Annotated[
     typer.Option(
         "--faults",
         metavar="TEXT",
-        help="What goes wrong, as loss=0.1,freeze=3@10+4,kill=5@20; --faults help lists all.",
+        help="What goes wrong, as loss=0.1,kill=5@20; --faults help lists all.",
         callback=_list_faults,
     ),
 ]

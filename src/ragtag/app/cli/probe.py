@@ -50,9 +50,22 @@ OfCrew = Annotated[
         "--crew", metavar="TOKEN", help="Join this crew now, and measure its links; each machine does so."
     ),
 ]
-Steps = Annotated[int, typer.Option("--steps", min=1, max=1000, metavar="N", help="Steps of the script.")]
+STEPS, PATIENCE_S = 8, 300.0
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps", min=1, max=1000, metavar="N", help="Steps of the script.", show_default=f"{STEPS}"
+    ),
+]
 Patience = Annotated[
-    float, typer.Option("--patience", min=1.0, metavar="SECONDS", help="How long these steps may take.")
+    float | None,
+    typer.Option(
+        "--patience",
+        min=1.0,
+        metavar="SECONDS",
+        help="How long these steps may take.",
+        show_default=f"{PATIENCE_S:g}",
+    ),
 ]
 
 
@@ -67,8 +80,8 @@ def probe(
     rate: Rate = None,
     run: Run = None,
     crew: OfCrew = None,
-    steps: Steps = 8,
-    patience: Patience = 300.0,
+    steps: Steps = None,
+    patience: Patience = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure what selecting and encoding cost here, and on which links they pay.
@@ -84,6 +97,8 @@ def probe(
     """
     if sum(given is not None for given in (script, parameters, model)) != 1:
         raise ValueError("give one of: a SCRIPT, --parameters COUNT, --model MODULE:FUNCTION")
+    if script is None and (steps, patience) != (None, None):
+        raise ValueError("--steps and --patience are of a SCRIPT, and none is run: leave them out")
     if sum(given is not None for given in (rate, run, crew)) > 1:
         raise ValueError("give one of --rate, --run and --crew")
     from ragtag.app.probe import estimate, source
@@ -104,7 +119,7 @@ def probe(
     elif run is not None:
         link, link_from = source.rate_of_run(run)
     if script is not None:
-        vectors = source.vectors_of_script(script, args or [], ratio, steps, patience)
+        vectors = source.vectors_of_script(script, args or [], ratio, steps or STEPS, patience or PATIENCE_S)
     else:
         assert size is not None
         vectors = measuring.synthetic(size, ratio)

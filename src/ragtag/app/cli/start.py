@@ -139,7 +139,7 @@ def join(
             raise ValueError(f"{name} is for peers that train; an auxiliary computes nothing: leave one out")
 
     try:
-        text, said = usable(Path(token) if is_folder(token) else token_text(token))
+        text, said = usable(Path(token) if is_folder(token) else given_token(token))
     except (RunOver, NotLetIn) as error:
         fail(str(error), 1)
     if said:
@@ -262,7 +262,7 @@ def _holder(given: str) -> Token:
     """The token that is meant: of a run's folder, or as ``ragtag join`` takes one."""
     from ragtag.app.invitation.token import decode, newest_token
 
-    return decode(newest_token(Path(given)) if is_folder(given) else token_text(given))
+    return decode(newest_token(Path(given)) if is_folder(given) else given_token(given))
 
 
 def _launch(
@@ -408,9 +408,32 @@ def is_folder(given: str) -> bool:
 def _is(given: str, what: Callable[[Path], bool]) -> bool:
     """Whether a file is that; a token, or what was to be one, may be too long for a file's name."""
     try:
-        return _TOKEN.match(given) is None and what(Path(given))
+        return bool(given) and _TOKEN.match(given) is None and what(Path(given))
     except OSError:
         return False
+
+
+def given_token(given: str) -> str:
+    """``token_text``, where that begins as a token does.
+
+    Raises:
+        ValueError: it does not, or there is none.
+        OSError: the file cannot be read.
+    """
+    from ragtag.app.invitation.token import no_token
+
+    text = token_text(given)
+    if _TOKEN.match(text):
+        return text
+    if given == VARIABLE:
+        what = f"what {VARIABLE} holds"
+    elif given == "-":
+        what = "what came on standard input" if text.strip() else "standard input was empty: that"
+    elif _is(given, Path.exists):
+        what = f"what is in {given}" if text.strip() else f"{given} is empty: that"
+    else:
+        what = f"{given[:24]!r} is no file, and"
+    raise no_token(what)
 
 
 def token_text(given: str) -> str:

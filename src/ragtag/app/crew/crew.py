@@ -162,7 +162,8 @@ class Crew:
 
         averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``; or
             a name: "rps", "rps+repair", "allreduce", "ring", "moshpit", "random-groups" ("moshpit=4").
-        model: whose parameters these are; given, the crew compares models now, else when it averages.
+        model: whose parameters these are; given, the crew compares models now, else when it averages. At
+            the first step a warning names its parameters that need a gradient and are in no optimizer.
         name: of what it averages, the same on all peers; several optimizers are else told apart by the order
             in which they are made ("model", "model 2", ...).
         average: "models" after local steps, or "gradients" before them.
@@ -231,7 +232,7 @@ class Crew:
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,
-                on_step=partial(peer.log.stepped, len(peer.models)),
+                on_step=partial(peer.stepped, len(peer.models)),
                 seed=self.seed,
             )
         peer.models.append(made._averaged)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+import torch
 
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
@@ -48,6 +49,7 @@ _MEET_S, _TIMES = 1.0, 16.0
 model or an answer takes."""
 _LOOK_FIRST_S, _LOOK_MAX_S = 1e-3, 2e-2
 _SAY_AFTER_S = 2.0
+_BESIDE = "frozen parameters, others that are not averaged, or integers in buffers"
 _log = logging.getLogger("ragtag")
 _Told = dict[PeerId, dict[str, Stand]]
 
@@ -83,8 +85,8 @@ class Averaged(Held, Protocol):
 class Beginning(Averaged, Protocol):
     """An optimizer whose averages begin."""
 
-    def fixed(self) -> Fixed:
-        """What its models have beside what is averaged."""
+    def fixed(self, elsewhere: Iterable[torch.Tensor] = ()) -> Fixed:
+        """What its models have beside what is averaged, here or ``elsewhere``."""
         ...
 
     def anchor_here(self) -> None:
@@ -103,16 +105,23 @@ class _AtFirst:
 Transport = DriverTransport | SoloTransport
 
 
-def begin_alike(transport: Transport, what: Beginning, mine: Stand, deadline_s: float) -> None:
+def begin_alike(
+    transport: Transport,
+    what: Beginning,
+    mine: Stand,
+    deadline_s: float,
+    elsewhere: Iterable[torch.Tensor] = (),
+) -> None:
     """Compare what peers begin with; where it differs, all take what the lowest peer has.
 
     mine: with the digest of this peer's initial values. What no average is of (``Fixed``) is compared, too.
+    elsewhere: parameters that other optimizers of this peer have.
     """
-    fixed = what.fixed()
+    fixed = what.fixed(elsewhere)
     stands = {what.name: mine, fixed.name: fixed.stand()}
     told = _tell(transport, f"begin/{what.name}", stands, deadline_s, silent=False)
     first = _AtFirst(what)
-    for held, called in ((first, "weights"), (fixed, "frozen parameters or integers in buffers")):
+    for held, called in ((first, "weights"), (fixed, _BESIDE)):
         begun = _of(told, held.name)
         if alike(begun):
             continue

@@ -575,7 +575,7 @@ class Solitude:
     """What one peer has seen of the others, and whether it is alone: it hears of no other peer of its crew,
     though some have said no good-bye.
 
-    rounds: so many rounds had nobody else's values while there were others.
+    rounds: in so many rounds nobody else was heard while there were others.
     in_a_row: so many of these were the last ones.
     since_s: when they began.
 
@@ -597,7 +597,7 @@ class Solitude:
 
     @property
     def alone(self) -> bool:
-        """Whether the last round had nobody else's values, although there are others."""
+        """Whether nobody else was heard in the last round, although there are others."""
         return self.in_a_row > 0
 
     @property
@@ -623,14 +623,16 @@ class Solitude:
         came = others_in(outcome, me)
         self._seen |= came | (set(live) - {me})
         # at a central state a peer may own all blocks, and hear nothing that its average shows
-        met = came or (outcome.stale is not None and len(live) > 1)
+        met = came or (set(live) - {me} if outcome.stale is not None else set())
         if met or not self.others:
             was_said, rounds, self.in_a_row = self.said, self.in_a_row, 0
             if not was_said:
                 return None
             how = f"after {rounds} rounds and {now_s - self.since_s:.1f} s"
-            who = f"{_named(came)} {_is(came)} heard" if came else "the others have left"
+            who = f"{_named(met)} {_is(met)} heard" if met else "the others have left"
             return Noted("no longer alone", me, f"{how}: {who}")
+        if not self.in_a_row and set(outcome.waited_for) - set(outcome.missed):
+            return None  # of two that own no block neither sends to the other: they miss but the owner
         if not self.in_a_row:
             self.since_s = now_s - outcome.total_s
         self.rounds += 1

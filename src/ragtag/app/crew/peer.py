@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ragtag.app.crew.data import Data
 from ragtag.app.crew.donors import LiveDonors
@@ -31,6 +34,7 @@ from ragtag.app.invitation.token import (
     kept_token,
 )
 from ragtag.app.tracefile import TraceWriter
+from ragtag.app.words import counted
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.errors import Error, HasLeft
 from ragtag.core.types import Noted, Outcome, PeerId
@@ -43,7 +47,10 @@ from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.checkpoint import Found
 from ragtag.training.state.keeper import StateKeeper
 from ragtag.training.state.whole import Finished, Stand, rounds_of
+from ragtag.training.tensors.modules import parameters_beside
 
+NAMES_MAX = 4
+"""Of more parameters that no optimizer has, a warning names so many."""
 _log = logging.getLogger("ragtag")
 
 
@@ -147,6 +154,8 @@ class Peer:
         self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
         self._resumed = 0
         self._finished: Finished | None = None
+        self._stepped: set[int] = set()  # optimizers, by number
+        self._told_beside: list[torch.Tensor] = []
 
     @property
     def rank(self) -> PeerId:
@@ -250,7 +259,38 @@ class Peer:
         self.averages(averaged)
         if isinstance(self.transport, DriverTransport) and not self.transport.late:
             mine = averaged.stand() if initial is None else Stand(initial)
-            begin_alike(self.transport, averaged, mine, self.transport.deadline_s)
+            elsewhere = [p for other in self.models if other is not averaged for p in other.parameters]
+            begin_alike(self.transport, averaged, mine, self.transport.deadline_s, elsewhere)
+
+    def stepped(self, number: int, loss: Any) -> None:
+        """One of the crew's optimizers has taken a local step; its closure returned ``loss``.
+
+        Once all optimizers are made, as they are at the first step, it is known which parameters are in none.
+        """
+        if number not in self._stepped and len(self.transport.live) > 1:
+            self._stepped.add(number)
+            self._tell_beside(self.models[number])
+        self.log.stepped(number, loss)
+
+    def _tell_beside(self, averaged: AveragedModel) -> None:
+        """The lowest peer warns of parameters that need a gradient and are in no optimizer, once of each."""
+        if self.rank != min(self.transport.live):
+            return
+        averages = [parameter for other in self.models for parameter in other.parameters]
+        beside = parameters_beside([*averages, *self._told_beside], averaged.modules)
+        found = {name: parameter for name, parameter in beside if parameter.requires_grad}
+        if found:
+            self._told_beside += found.values()
+            several = len(found) > 1
+            _log.warning(
+                "%s of the model %s a gradient and %s in no optimizer of the crew (%s): what trains %s is "
+                "not averaged, and peers grow apart. Give %s to crew.optimizer, or freeze %s by "
+                "requires_grad_(False)",
+                counted(len(found), "parameter"),
+                *(("need", "are") if several else ("needs", "is")),
+                _some(found),
+                *(("them",) * 3 if several else ("it",) * 3),
+            )
 
     def enter(self, channel: int) -> bool:
         """Take part on a configured channel; whether the crew averaged on it before this peer came."""
@@ -455,3 +495,11 @@ class Peer:
         for model in self.models:
             self.log.record_target(model, 0.0)
         self.log.record_leave(failed, stands)
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names, or the first of them and how many more there are."""
+    shown = [repr(name) for name in names]
+    if len(shown) > NAMES_MAX:
+        shown[NAMES_MAX:] = [f"{len(shown) - NAMES_MAX:,} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -16,6 +16,7 @@ from ragtag.app.crew.membership import NotLetIn, asked, begins_here, here_only, 
 from ragtag.app.environment import Address, format_address, parse_address
 from ragtag.app.invitation.token import KEY_BYTES, Token, decode, encode, new_key, newest_token
 from ragtag.app.tracefile import TraceFollower
+from ragtag.core.address import family_of, unusable
 from ragtag.core.errors import Error
 from ragtag.network.membership.admission import ask_for_key, tell_revocation
 from ragtag.protocols.crew.joining import refusal, waiting
@@ -201,6 +202,8 @@ def _address(listen: str | None) -> Address:
             host, port = parse_address(listen)
         except ValueError:
             host, port = parse_address(f"[{listen}]:1" if ":" in listen else f"{listen}:1")[0], 0
+    if family_of(host) and (why := unusable((host, port or 1))):
+        raise ValueError(f"--listen {listen}: {why}: give the address at which others reach this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

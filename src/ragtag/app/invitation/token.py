@@ -253,6 +253,12 @@ def encode(token: Token) -> str:
     return f"{_PREFIX}{VERSION}-{letters}"
 
 
+def no_token(what: str) -> TokenError:
+    """What was given for a token is none."""
+    begins = f"a token begins with '{_PREFIX}{VERSION}-' and is printed by `ragtag invite`"
+    return TokenError(f"{what} is no token; {begins}")
+
+
 def decode(text: str, now_unix_s: float | None = None) -> Token:
     """Read a token; spaces and line breaks that came with copying, and capitals, do not matter.
 
@@ -267,10 +273,7 @@ def decode(text: str, now_unix_s: float | None = None) -> Token:
     head, hyphen, rest = letters.partition("-")
     number = head.removeprefix(_PREFIX)
     if not hyphen or number == head or not (number.isascii() and number.isdecimal() and len(number) < 10):
-        raise TokenError(
-            f"{text.strip()[:24]!r} is no token; a token begins with '{_PREFIX}{VERSION}-' and is printed by "
-            "`ragtag invite`"
-        )
+        raise no_token(repr(text.strip()[:24]))
     if int(number) != VERSION:
         older = "there" if int(number) < VERSION else "here"
         raise TokenError(

@@ -137,7 +137,7 @@ class LaunchSetup:
             world="live",
             name=of.name or Path(script).stem,
             seed=self.seed,
-            peers=self.n,
+            peers=self.n if self.token is None else 0,  # those get their numbers from the crew that they join
             # else the script's peers tell
             method=of.method or ("none" if self.n == 1 and self.token is None else ""),
             config={"faults": format_faults(self.faults), "on_error": self.on_error, **of.config},

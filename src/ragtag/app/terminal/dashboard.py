@@ -46,6 +46,8 @@ STYLES = {
     "waiting": "dim",
     "auxiliary": "cyan",
     "training": "",
+    "elsewhere": "dim",
+    "ended": "dim",
     "silent": "yellow",
     "frozen": "bold cyan",
     "gone": "bold red",
@@ -125,7 +127,8 @@ class Dashboard:
             no_wrap=True,
             overflow="ellipsis",
         )
-        facts = [counted(len(self.peers.rows), "peer"), clock(round(self.peers.now_s, 1))]
+        rows = len(self.peers.rows)
+        facts = [counted(rows, "peer") if rows else "no peer yet", clock(round(self.peers.now_s, 1))]
         if self.peers.run is not None and self.peers.run.method:
             facts.insert(0, printable(self.peers.run.method))
         if (accuracy := self.peers.accuracy) is not None:
@@ -208,7 +211,7 @@ class Dashboard:
             bytes_text(row.sent),
             bytes_text(row.received),
         ]
-        dim = "dim" if state in ("gone", "waiting") else ""
+        dim = "dim" if state in ("gone", "waiting", "elsewhere") else ""
         return [cell if isinstance(cell, Text) else Text(str(cell), style=dim) for cell in cells]
 
     def _foot(self) -> RenderableType:

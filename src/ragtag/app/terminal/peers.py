@@ -13,8 +13,22 @@ from ragtag.core import trace
 
 RECENT = 50
 """Rounds that the median and the arrival rate are taken over."""
-STATES = ("failed", "gone", "frozen", "silent", "waiting", "auxiliary", "training", "done")
-"""From the one that wants most attention to the one that wants least."""
+STATES = (
+    "failed",
+    "gone",
+    "frozen",
+    "silent",
+    "waiting",
+    "auxiliary",
+    "training",
+    "elsewhere",
+    "ended",
+    "done",
+)
+"""From the one that wants most attention to the one that wants least. Once the run is over, a peer of which
+no end was told has ended with it, or was started elsewhere and may go on."""
+_STEADY = frozenset({"waiting", "training", "elsewhere", "ended"})
+"""States that are no event."""
 
 _MEMBERSHIP = frozenset({"comes", "takes part", "assists", "has left", "declared dead", "back", "healed"})
 _OF_REPLICAS = frozenset({"replicas differ", "replicas alike"})
@@ -28,6 +42,8 @@ class PeerRow:
     """What is known of one peer."""
 
     joined: bool = False
+    here: bool = False
+    """Whether it has records of its own: others alone tell of a peer that was started elsewhere."""
     left: bool = False
     gone: bool = False
     failed_t: float | None = None
@@ -128,6 +144,8 @@ class PeerTable:
             return "frozen"
         if row.silent_to and 2 * len(row.silent_to & self._up) >= len(self._up - {peer}):
             return "silent"
+        if self.ended and (row.joined or row.assists):
+            return "ended" if row.here else "elsewhere"
         if row.assists:
             return "auxiliary"
         return "training" if row.joined else "waiting"
@@ -161,6 +179,7 @@ class PeerTable:
         return self.rows[peer]
 
     def _peer(self, row: PeerRow, record: trace.Record) -> None:
+        row.here = True
         if not row.joined:
             row.joined = True
             self._notice(record.peer)
@@ -183,6 +202,9 @@ class PeerTable:
             row.received = max(row.received, record.bytes_received)
             for other, times in record.how_often_missed.items():
                 self.row(other).missed += times
+            for other in record.waited_for:
+                if self.run is not None and other >= self.run.peers:  # whose trace may be elsewhere
+                    self.row(other).joined = True
         elif isinstance(record, trace.Align):
             row.apart = record.apart / max(1, record.units)
         elif isinstance(record, trace.Eval):
@@ -331,7 +353,7 @@ class PeerTable:
             return
         if state == "training" and row.shown_state in ("silent", "frozen", "gone", "failed"):
             self._say(self.now_s, f"peer {peer} {self._away(row)}is back")
-        elif state not in ("training", "waiting") and (row.shown_state, state) not in _NO_NEWS:
+        elif state not in _STEADY and (row.shown_state, state) not in _NO_NEWS:
             self._say(self.now_s, f"peer {peer} {_BECOMES.get(state, f'is {state}')}")
         row.shown_state = state
 

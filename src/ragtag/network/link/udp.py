@@ -368,6 +368,8 @@ def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> 
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(error.errno, f"{address[0]} is not an address of this machine") from None
+        if isinstance(error, socket.gaierror):
+            raise OSError(error.errno, f"{address[0]!r} is no address and no known name") from None
         raise
     return sock
 

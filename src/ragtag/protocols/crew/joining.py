@@ -61,7 +61,7 @@ Events in any other state are ignored. Times are of the caller's clock, which ne
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -375,8 +375,9 @@ def refusal(crew: str, refused: Mapping[str, Said]) -> str:
     )
 
 
-def _names(peers: Iterable[PeerId]) -> str:
-    return ", ".join(map(str, peers))
+def _these(peers: Collection[PeerId]) -> str:
+    *others, last = map(str, peers)
+    return f"peers {', '.join(others)} and {last}" if others else f"peer {last}"
 
 
 def outvoted_by(mine: Hashable, theirs: Mapping[PeerId, Hashable]) -> list[PeerId]:
@@ -663,8 +664,9 @@ class Joining:
         if there and not absent and not any(role.owns for role in (self._hello.role, *there)):
             return effects + self._end(only_clients(self.crew))
         if absent and heard.other_versions:
+            speak = "speaks" if len(absent) == 1 else "speak"
             message = (
-                f"peer {_names(absent)} of crew {self.crew!r} speaks another wire format than version "
+                f"{_these(absent)} of crew {self.crew!r} {speak} another wire format than version "
                 f"{VERSION}; install the same version of Ragtag ({self.version} here) on every peer"
             )
             if len(absent) >= 1 + len(met.blobs) - len(refused):  # the smaller side ends, as above
@@ -677,7 +679,7 @@ class Joining:
             return effects + self._end(self._nobody(heard.n))
         if absent:
             waited_s = min(self.deadline_s, round(now_s - self._since_s, 1))
-            without = f"peer {_names(absent)} did not answer within {waited_s:g} s; going on without"
+            without = f"{_these(absent)} did not answer within {waited_s:g} s; going on without"
             effects.append(Say(without))
         return effects + self._enter(now_s, len(met.blobs) - len(refused))
 
@@ -853,11 +855,11 @@ class ChannelWay:
         effects: list[ChannelEffect] = []
         missing = [peer for peer in heard.met.missing if peer not in heard.gone]
         if missing:
-            effects.append(Say(f"no model from peer {_names(missing)} yet; going on without"))
+            effects.append(Say(f"no model from {_these(missing)} yet; going on without"))
         if larger := outvoted_by(mine, theirs):
             self.state = _State.OVER
             why = (
-                f"peer {self._me} does not average what peer {_names(larger)} does: "
+                f"peer {self._me} averages something else than {_these(larger)}: "
                 f"{self._difference(theirs[larger[0]])}. Build the same model, with the same averager and "
                 "settings, on every peer"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -153,11 +153,11 @@ class AveragedModel:
 
     def _new_meter(self) -> CoherenceMeter | None:
         asked = self._coherence
-        return None if asked is None else CoherenceMeter(asked, parameters_of(self.inner.param_groups))
+        return None if asked is None else CoherenceMeter(asked, self.parameters)
 
     def _look_for_modules(self) -> None:
         self.look_no_more()
-        self._watch = Watch(parameters_of(self.inner.param_groups))
+        self._watch = Watch(self.parameters)
 
     def look_no_more(self) -> None:
         """Find no further module: averaging begins, or its optimizer is gone."""
@@ -392,13 +392,22 @@ class AveragedModel:
             if more is not None:
                 more.forget()
 
-    def fixed(self) -> Fixed:
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Those that its optimizer has."""
+        return parameters_of(self.inner.param_groups)
+
+    def fixed(self, elsewhere: Iterable[torch.Tensor] = ()) -> Fixed:
         """What the models have beside what is averaged, to be the same on all peers from the beginning.
 
-        Buffers are among it where the model was given: one that is found has been at work, and has counted.
+        Buffers, and parameters that no optimizer has and that need a gradient, are among it where the model
+        was given: one that is found has been at work, has counted, and may have been trained.
+
+        elsewhere: parameters that other optimizers of this peer have.
         """
-        buffers = self._buffers and self.asked.has_model
-        parts = fixed_parts(self.inner.param_groups, self.modules, buffers)
+        given = self.asked.has_model
+        averaged = [*self.parameters, *elsewhere]
+        parts = fixed_parts(averaged, self.modules, trainable=given, buffers=given and self._buffers)
         return Fixed(self.name, parts, self._transport)
 
     def anchor_here(self) -> None:

@@ -1,4 +1,6 @@
-"""What a model has that no average is of: frozen parameters, integers. Peers begin with the same.
+"""What a model has that no average is of: frozen parameters, those that no optimizer has, integers.
+
+Peers begin with the same.
 
 A head that is trained on one backbone is of no use on another. What training leaves as it is stays as peers
 begin with it, so this is compared once, and one peer's is carried to all where it differs.
@@ -30,7 +32,7 @@ class Fixed:
     """Tensors of any type that one peer may take from another, bit for bit.
 
     name: of the optimizer's channel.
-    parts: frozen parameters and buffers.
+    parts: parameters and buffers.
 
     They travel as pieces of 16 bits, each of which float32 has exactly.
     """

@@ -50,24 +50,26 @@ def buffer_parts(modules: Sequence[torch.nn.Module]) -> tuple[list[Part], list[s
 
 
 def fixed_parts(
-    groups: Iterable[dict[str, Any]], modules: Sequence[torch.nn.Module], buffers: bool
+    averaged: Iterable[torch.Tensor],
+    modules: Sequence[torch.nn.Module],
+    *,
+    trainable: bool = False,
+    buffers: bool = False,
 ) -> list[Part]:
-    """What models have beside what is averaged, that is to be the same on all peers: parameters that the
-    optimizer does not have and that need no gradient; and, with ``buffers``, the integers and bools that a
+    """What models have beside what is averaged, that is to be the same on all peers: parameters that need no
+    gradient; with ``trainable`` also those that do; and, with ``buffers``, the integers and bools that a
     state_dict holds.
+
+    averaged: the parameters that optimizers have.
 
     Left out is what has no values of its own here: tensors on the meta device, lazy, sparse, sharded,
     quantized or expanded ones.
     """
-    own = {id(parameter) for parameter in parameters_of(groups)}
-    parts: list[Part] = []
-    for at, root in enumerate(modules):
-        for name, parameter in root.named_parameters():
-            if parameter.requires_grad or id(parameter) in own or not is_plain(parameter):
-                continue
-            own.add(id(parameter))
-            found = clean_name(name, at, modules)
-            parts.append(Part(found, "frozen parameter", lambda p=parameter: p))  # type: ignore[misc]
+    parts = [
+        Part(name, "parameter", lambda p=parameter: p)  # type: ignore[misc]
+        for name, parameter in parameters_beside(averaged, modules)
+        if (trainable or not parameter.requires_grad) and is_plain(parameter)
+    ]
     if buffers:
         parts += [
             part
@@ -75,6 +77,18 @@ def fixed_parts(
             if lasting and not buffer.is_floating_point() and is_plain(buffer)
         ]
     return parts
+
+
+def parameters_beside(
+    averaged: Iterable[torch.Tensor], modules: Sequence[torch.nn.Module]
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The models' parameters that are not among these, by name, each once."""
+    seen = {id(parameter) for parameter in averaged}
+    for at, root in enumerate(modules):
+        for name, parameter in root.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield clean_name(name, at, modules), parameter
 
 
 def _buffers(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[Part, torch.Tensor, bool]]:

@@ -1072,6 +1072,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         COUNTS,
     ),
     Sabotage(
+        "joining: newcomers that meet begin the crew before they can have heard of it",
+        "src/ragtag/protocols/crew/joining.py",
+        "self._begins_s = now_s + min(LISTEN_S, (self._until_s - now_s) / 2)",
+        "self._begins_s = now_s",
+        ("tests/simulation/test_crew.py", "-k", "restarted"),
+    ),
+    Sabotage(
         "clients: they own as much as all others",
         PRESENCE,
         "return tuple(int(peer in places) for peer in range(max(places) + 1))",

@@ -1079,6 +1079,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "plans: one peer's use up the room of all",
+        "src/ragtag/protocols/channel/shares.py",
+        "if plan.channel not in told and len(told) >= PLANS_MAX:",
+        "if plan.channel not in told and sum(map(len, self._known.values())) >= PLANS_MAX:",
+        ("tests/protocols/test_shares.py", "-k", "keeps_out_nobody"),
+    ),
+    Sabotage(
+        "board: one peer's topics use up the room of all",
+        "src/ragtag/protocols/crew/board.py",
+        "there = sum(peer in posts for posts in self._posts.values())",
+        "there = len(self._posts)",
+        ("tests/protocols/test_board.py", "-k", "keep_out_nobody or have_room"),
+    ),
+    Sabotage(
+        "samples: a peer tells of as many processes as it likes",
+        "src/ragtag/training/samples/ledger.py",
+        "or (who not in self.sections and self._told(peer) >= TOLD_MAX)",
+        "",
+        (*LEASE, "-k", "many_processes"),
+    ),
+    Sabotage(
         "clients: they own as much as all others",
         PRESENCE,
         "return tuple(int(peer in places) for peer in range(max(places) + 1))",

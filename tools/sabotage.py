@@ -1100,6 +1100,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (*LEASE, "-k", "many_processes"),
     ),
     Sabotage(
+        "groups: anybody answers for a host",
+        "src/ragtag/protocols/groups/channel.py",
+        "return peer in search.hosts[: -(-search.tries // TRIES)]",
+        "return True",
+        ("tests/protocols/test_groups.py", "-k", "no_host_has"),
+    ),
+    Sabotage(
         "clients: they own as much as all others",
         PRESENCE,
         "return tuple(int(peer in places) for peer in range(max(places) + 1))",

@@ -26,8 +26,9 @@ from ragtag.core.types import (
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.group import Group
-from ragtag.protocols.groups.host import ANNOUNCE, WAIT, Roster, encode_wait
+from ragtag.protocols.groups.host import ANNOUNCE, MET, ROSTER, WAIT, Roster, encode_roster, encode_wait
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
+from ragtag.protocols.groups.machine import EARLY_MAX
 from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
 from ragtag.protocols.rounds.base import SCATTER, blob_message
 from tests.protocols.group_crews import RTT_S, GroupCrew, Make, channel
@@ -254,6 +255,31 @@ def test_a_member_that_is_told_again_to_wait_waits() -> None:
         (timer,) = from_host(node, WAIT, encode_wait(place.key, 0.05), host, now_s + 0.01)  # type: ignore[assignment]
         now_s = timer.at_s
     assert said == ["no roster"] and now_s < node.deadline_s()
+
+
+def test_a_member_that_is_no_host_has_no_say_in_anothers_search() -> None:
+    node, host, place = searching(next(m for m in range(4) if m != host_of(4)))
+    other = min({0, 1, 2, 3} - {node.me, host})
+    pair = encode_roster(Roster(place.key, (node.me, other), (0, 1)))
+    for stage, blob in ((MET, b"\0"), (WAIT, encode_wait(place.key, 9.0)), (ROSTER, pair)):
+        assert from_host(node, stage, blob, other, 0.01) == []
+        search = node._search
+        assert node.active == 0 and search is not None and not search.answered
+    quick = blob_message(other, MessageKey(0, 0, WAIT, 1), encode_wait(place.key, 0.05))
+    node.step(1e-6, Arrived((quick,)))
+    assert node._answer.typical_s() == RTT_S, "and answers for no host"
+    own = encode_roster(Roster(place.key, (node.me, host), (0, 1)))
+    effects = from_host(node, ROSTER, own, host, 0.02)
+    assert {e.run.peer for e in effects if isinstance(e, Send)} == {host}
+
+
+def test_a_peer_that_sends_much_too_early_pushes_out_its_own() -> None:
+    node = moshpit(4)(0, View(range(4)))
+    early = [blob_message(peer, MessageKey(0, 5, SCATTER, at), b"\0") for peer in (1, 2) for at in range(9)]
+    flood = [blob_message(3, MessageKey(0, 5, SCATTER, at), b"\0") for at in range(2 * EARLY_MAX)]
+    node.step(0.0, Arrived((*early, *flood)))
+    kept = [run.peer for run in node._early]
+    assert len(kept) == EARLY_MAX and [kept.count(peer) for peer in (1, 2)] == [9, 9]
 
 
 def host_of(n: int) -> int:

@@ -213,6 +213,21 @@ def test_what_a_host_remembers_is_bounded() -> None:
     assert len(closed._batches) <= 4
 
 
+def test_a_peer_that_announces_itself_in_many_groups_pushes_out_its_own() -> None:
+    h = host()
+    for peer in range(6):
+        h.announce(0.0, peer, 3, Announcement(peer // 2, peer % 2, 3))
+    h.announce(0.0, 6, 3, Announcement(50, 0, 3))
+    for key in range(100, 100 + 2 * BATCHES_MAX):
+        h.announce(0.0, 9, 1000, Announcement(key, 0, 4))
+    assert len(h._batches) == BATCHES_MAX
+    assert {(3, 0), (3, 1), (3, 2), (3, 50)} < h._batches.keys()
+    effects, _ = h.announce(0.1, 7, 3, Announcement(0, 2, 3))
+    assert {e.run.peer for e in effects if isinstance(e, Send)} == {1, 7}, (
+        "its group of the host and these is complete"
+    )
+
+
 def test_a_told_message_carries_no_weight() -> None:
     run = blob_message(4, MessageKey(0, 1, WAIT, 0), encode_wait(7, 0.5))
     assert run.weight.sum() == 0 and run.heard.sum() == 0 and run.ended

@@ -137,6 +137,7 @@ class Way:
     def seats(self) -> list[Any]:
         """A claim that nobody contests holds."""
         self.looks()
+        self.looks(after_s=LISTEN_S)
         return self.looks(after_s=2 * PERIOD_S)
 
     def timer(self, name: str) -> list[Any]:
@@ -325,6 +326,22 @@ def _() -> None:
     way = let_in()
     assert way.timer("deadline") == []  # membership says why itself
     assert ends(way.timer("let in")) == "no member let this peer in within 10 s"
+
+
+@row("Joining", "seat", "Looked, nobody has a seat yet")
+def _() -> None:
+    """Another newcomer let it in. The crew may be there, and be heard of a little later."""
+    way = let_in()
+    way.looks()
+    assert way.looks(after_s=0.9 * LISTEN_S) == [] and way.state == "seat"
+    way.member(0)
+    (claim,) = (effect.card for effect in way.looks() if isinstance(effect, Describes))
+    assert (claim.seat, claim.averaging) == (1, False)
+    short = Way()
+    short.joining.deadline_s = LISTEN_S
+    short.enters()
+    short.looks()
+    assert Describes in kinds(short.looks(after_s=0.6 * LISTEN_S)), "it has a deadline"
 
 
 @row("Joining", "seat", "Looked, a seat is free")

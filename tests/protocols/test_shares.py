@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ragtag.core.types import Floats, Left, Outcome, Post
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.shares import (
+    PLANS_MAX,
     SHARE_MAX,
     Line,
     Plan,
@@ -223,6 +224,16 @@ def test_peers_that_have_the_same_posts_agree(order: list[int], round_: int) -> 
     expected = () if round_ < 2 or round_ >= 9 else (1, 1) if round_ < 5 else (1, 3)
     assert plans.shares(7, round_) == expected
     assert plans.shares(8, round_) == (9,) and plans.shares(6, round_) == ()
+
+
+def test_a_peer_that_tells_many_plans_keeps_out_nobody_elses() -> None:
+    plans = Plans()
+    for number in range(1, 9):
+        plans.take(number, 2, write_plans([Plan(100 * number + i, 0, (1,)) for i in range(PLANS_MAX)]))
+        plans.take(20 + number, 3, write_plans([Plan(7, 1 << 30, (1,))]))
+    plans.take(3, 0, write_plans([Plan(7, 2, (1, 2)), Plan(8, 0, (3,))]))
+    assert (plans.shares(7, 5), plans.shares(8, 5)) == ((1, 2), (3,))
+    assert sum(plans.newest(channel) is not None for channel in range(1000)) == 2 + PLANS_MAX
 
 
 @pytest.mark.parametrize(

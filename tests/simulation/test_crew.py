@@ -153,3 +153,18 @@ def test_newcomers_of_one_instant_that_want_one_seat_are_all_heard_by_all(
     assert crew.agreed()
     assert all((member.outcomes[-1][1].heard == 0b1111).all() for member in crew.running())
     until(crew, lambda: crew.spread() < 1e-6, 3.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_restarted_peer_and_a_newcomer_that_meet_first_do_not_begin_the_crew_anew(seed: int) -> None:
+    """Their token names the restarted one. So they let each other in, some milliseconds before the crew asks
+    there again.
+    """
+    line = Faults(latency_s=0.005, jitter_s=0.005)
+    crew = CrewWorld(3, rps, line, seed, step_s=0.2, asks=frozenset({3}))
+    crew.run(4.0 + 0.01 * seed)
+    crew.come(3, (4,))  # it has overheard the newcomer
+    crew.come(4, (3,))
+    until(crew, lambda: len(crew.running()) == 5 and crew.agreed(), 10.0)
+    assert {member.card.founded for member in crew.running()} == {3}
+    assert sorted(crew.members) == list(range(5)), "nobody lost its seat"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ragtag.training.samples.claims import Section, Span
 from ragtag.training.samples.lease import Lease
-from ragtag.training.samples.ledger import Ledger, Process
+from ragtag.training.samples.ledger import TOLD_MAX, Ledger, Process
 
 ME: Process = (1, 0)
 
@@ -72,3 +74,40 @@ def test_a_claim_that_was_declared_firm_is_given_up_where_an_older_one_had_come_
     assert (lease.firm, lease.fresh) == ([(0, 3)], [])
     assert [lease.use() for _ in range(3)] == [0, 1, 2]
     assert lease.unused() == []
+
+
+# -- What a peer tells of others
+
+
+def test_a_peer_that_tells_of_many_processes_has_room_for_some_and_keeps_out_nobody() -> None:
+    ledger = Ledger([2] * 10)
+    for number in range(2, 40):
+        made_up = [replace(claims(9, 1, firm=((0, 9),)), process=100 * number + i) for i in range(20)]
+        ledger.learn([replace(claims(2, number), process=number), *made_up])
+    assert len(ledger.sections) == TOLD_MAX
+    ledger.learn([claims(3, 40), claims(4, 30, firm=((3, 7),))])
+    assert ledger.sections[4, 0].firm == ((3, 7),)
+    assert (3, 0) in ledger.sections
+
+
+def test_a_peer_that_comes_again_and_again_has_room_for_its_newest_processes() -> None:
+    ledger = Ledger([2] * 10)
+    for process in range(3 * TOLD_MAX):
+        ledger.learn([replace(claims(2, process + 1), process=process)])
+    assert sorted(ledger.sections) == [(2, process) for process in range(2 * TOLD_MAX, 3 * TOLD_MAX)]
+
+
+def test_of_a_peer_that_speaks_for_itself_no_later_process_is_believed() -> None:
+    ledger = Ledger([2] * 10)
+    ledger.learn([claims(2, 5), replace(claims(3, 4, firm=((0, 9),)), process=1 << 40)])
+    assert ledger.newest_process(3) == 1 << 40
+    ledger.learn([claims(3, 6, firm=((3, 7),))])
+    assert ledger.newest_process(3) == 0
+    assert ledger.claimed(0).tolist() == [3 <= block < 7 for block in range(10)]
+
+
+def test_nobody_tells_of_a_post_as_late_as_its_own() -> None:
+    """Posts are numbered as they are heard of: what is said later by a peer itself has a higher number."""
+    ledger = Ledger([2] * 10)
+    ledger.learn([claims(2, 5), claims(3, 5, firm=((0, 9),)), claims(4, 1 << 40), claims(6, 4)])
+    assert sorted(ledger.sections) == [(2, 0), (6, 0)]

@@ -25,7 +25,8 @@ from ragtag.core.types import PEERS_MAX, RATE_MAX, RATE_MIN, PeerId
 
 SHARE_MAX = (1 << 16) - 1
 PLANS_MAX = 4
-"""So many plans fit a post, of a channel each; and so many of one channel are kept."""
+"""So many plans fit a post, of a channel each. Of each peer plans of so many channels are kept, and so many
+of each channel."""
 _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 NEWS = 1.25
 """A rate is told anew once it is so many times what was told, or less than one such part: rate control probes
@@ -120,31 +121,41 @@ def whole_shares(shares: Iterable[float]) -> tuple[int, ...]:
 
 
 class Plans:
-    """The plans that a peer knows of: of each channel the newest."""
+    """The plans that a peer knows of: of each channel the newest of each peer.
+
+    Each peer that tells plans has room of its own, so none can keep out what others tell.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, list[tuple[int, PeerId, Plan]]] = {}
+        self._known: dict[PeerId, dict[int, list[tuple[int, Plan]]]] = {}
 
     def take(self, number: int, peer: PeerId, blob: bytes) -> None:
         """A post came. Raises ValueError: it holds no plans."""
-        for plan in read_plans(blob):
-            entry = number, peer, plan
-            known = self._known.setdefault(plan.channel, [])
-            if len(self._known) > PLANS_MAX and not known:
-                del self._known[plan.channel]
-            elif all(entry[:2] != other[:2] for other in known):
-                known.append(entry)
-                known.sort(key=lambda entry: entry[:2])
+        plans = read_plans(blob)
+        told = self._known.setdefault(peer, {})
+        for plan in plans:
+            if plan.channel not in told and len(told) >= PLANS_MAX:
+                continue
+            known = told.setdefault(plan.channel, [])
+            if all(number != other for other, _ in known):
+                known.append((number, plan))
+                known.sort(key=lambda entry: entry[0])
                 del known[:-PLANS_MAX]
 
     def shares(self, channel: int, round_: int) -> tuple[int, ...]:
         """The shares of a round, by peer; empty: all own as much."""
-        for _, _, plan in reversed(self._known.get(channel, [])):
+        for _, _, plan in reversed(self._of(channel)):
             if plan.first_round <= round_:
                 return plan.shares
         return ()
 
     def newest(self, channel: int) -> tuple[int, PeerId, Plan] | None:
         """The number of the newest plan's post, its peer, and the plan; ``None``: there is none."""
-        known = self._known.get(channel)
+        known = self._of(channel)
         return known[-1] if known else None
+
+    def _of(self, channel: int) -> list[tuple[int, PeerId, Plan]]:
+        """The plans of a channel, in the order of their posts, and of their peers where that is one."""
+        found = ((peer, told.get(channel, ())) for peer, told in self._known.items())
+        known = [(number, peer, plan) for peer, plans in found for number, plan in plans]
+        return sorted(known, key=lambda entry: entry[:2])

@@ -58,7 +58,7 @@ SHARES, RATES = topic_of("shares"), topic_of("rates")
 """Who owns which share (``channel.shares``), which is told to auxiliaries, too; and the rates that each peer
 has measured of its own line, which they tell, too."""
 TOPICS_MAX = 128
-"""How many topics a board keeps. Others' posts on further topics are not taken."""
+"""On so many topics a board keeps posts of one peer. Its posts on further ones are not taken."""
 _TOPICS = 1 << 32
 _HEAD = struct.Struct("<HHII")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
@@ -237,7 +237,7 @@ class Board:
     def _post(self, now_s: float, post: Post) -> list[Effect]:
         if not 0 <= post.topic < _TOPICS:
             raise ValueError(f"topic {post.topic}: topics are numbered from 0 to {_TOPICS - 1}")
-        if post.topic not in self._posts and not self._room():
+        if not self._room(self._me, post.topic):
             raise ValueError(f"topic {post.topic}: this peer posts on {TOPICS_MAX} topics already, the most")
         if len(post.blob) > BLOB_MAX:
             raise ValueError(f"{len(post.blob)} bytes to post; at most {BLOB_MAX} can be")
@@ -250,15 +250,10 @@ class Board:
             effects += self._flush(now_s, peer)
         return effects
 
-    def _room(self) -> bool:
-        """Whether there is room for a topic of this peer's. A topic with posts of others alone makes room."""
-        if len(self._posts) < TOPICS_MAX:
-            return True
-        others = next((topic for topic, posts in self._posts.items() if self._me not in posts), None)
-        if others is None:
-            return False
-        del self._posts[others]
-        return True
+    def _room(self, peer: PeerId, topic: int) -> bool:
+        """Whether there is room for a peer's post on a topic. Each has its own: none can use up another's."""
+        there = sum(peer in posts for posts in self._posts.values())
+        return there < TOPICS_MAX or peer in self._posts.get(topic, {})
 
     def _keep(self, posted: Posted) -> list[Effect]:
         """Store a post if it is its peer's newest."""
@@ -328,7 +323,8 @@ class Board:
         check, other, topic, told = blob
         if path.listens and topic != RATES and (run.key.stage != TAKEN or other):
             return []
-        if topic not in self._posts and len(self._posts) >= TOPICS_MAX:
+        tells = number if run.key.stage == POST else other
+        if tells and not self._room(run.peer, topic):
             return []
         if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
             return []

@@ -20,6 +20,7 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     let in     Looked, inside                    seat       PhaseOver let in
     let in     timer silence                     let in     Say: nobody answers yet
     let in     Looked, over; timer let in        over       Ends
+    seat       Looked, nobody has a seat yet     seat
     seat       Looked, a seat is free            seat       Describes: claim it
     seat       Looked, no trainer, none trains   seat
     seat       Looked, its claim is contested    seat       Describes: claim another
@@ -83,7 +84,9 @@ GREETING = 0
 """The number of the first meeting."""
 LISTEN_S = 3 * INITIAL_RTO_S
 """How long the peer that a token names listens whether there is a crew. A crew's members send it something a
-few times in each period. No round trip is known yet, so this follows from RFC 6298's first guess."""
+few times in each period. No round trip is known yet, so this follows from RFC 6298's first guess. A peer that
+was let in by others that have no seats waits as long before it begins the crew with them. They may be
+newcomers, which it overheard before it could hear of the crew."""
 SEATS_TRIED_MAX = 16
 PROBE_CHUNKS = 1024
 """About a megabyte: long against a round trip, short against a model."""
@@ -442,7 +445,7 @@ class Joining:
         self.state = _State.NEW
         self.late = False
         self.tried = 0
-        self._since_s = self._until_s = 0.0
+        self._since_s = self._until_s = self._begins_s = 0.0
         self._entry: Enters | None = None
         self._seating: Seating | None = None
         self._hello: Hello | None = None
@@ -575,7 +578,9 @@ class Joining:
         if self.state is _State.LET_IN and seen.inside:
             assert self._entry is not None
             self._seating = Seating(self._entry.roster, self._entry.card, now_s, seen.period_s)
-            effects = [self._passed(now_s), self._arm("seat", self._seating.until_s)]
+            self._begins_s = now_s + min(LISTEN_S, (self._until_s - now_s) / 2)
+            timers = [self._arm("seat", at_s) for at_s in (self._seating.until_s, self._begins_s)]
+            effects = [self._passed(now_s), *timers]
             self.state = _State.SEAT
         if seen.over:
             return effects + self._too_late(seen.failure)
@@ -592,6 +597,8 @@ class Joining:
     def _sit(self, now_s: float, seen: Looked) -> list[JoiningEffect]:
         seating, entry = self._seating, self._entry
         assert seating is not None and entry is not None
+        if not seating.claimed and not entry.roster.living() and now_s < self._begins_s:
+            return []  # it may have been let in by another newcomer, which knows no more of the crew
         try:
             claim = seating.look(now_s, seen.period_s, seen.n, seen.whole)
         except RuntimeError as error:

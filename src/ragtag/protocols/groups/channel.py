@@ -25,7 +25,6 @@ from ragtag.core.types import (
     Done,
     Effect,
     Floats,
-    MessageKey,
     Noted,
     Outcome,
     PeerId,
@@ -105,8 +104,8 @@ class GroupNode(PartialMachine):
         self._wait.completed(channel.probe_s)
         self._host = Host(me, channel.number, self._wait, self._answer)
         self._search: _Search | None = None
-        self._sent_s: dict[tuple[int, int], float] = {}
-        """When this peer announced itself, by round and attempt, until that is answered."""
+        self._sent_s: dict[tuple[int, int, PeerId], float] = {}
+        """When this peer announced itself, by round, attempt and host, until that is answered."""
         self._alone = False
         self._lonely, self._ahead, self._ended_s = 0.0, False, math.inf
         self._pauses = Deadline(channel.probe_s, quantile=0.5)
@@ -197,7 +196,7 @@ class GroupNode(PartialMachine):
             until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
             return [*effects, self._await_roster(until_s)]  # a host with too many groups forgets some
         search.tries += 1
-        self._sent_s[self.active, search.tries] = now_s
+        self._sent_s[self.active, search.tries, host] = now_s
         ask = ask._replace(attempt=search.tries)
         until_s = now_s + self._answer.budget_s()
         return [self._announcement(host, ask, until_s), self._arm(f"answer/{search.tries}", until_s)]
@@ -207,9 +206,9 @@ class GroupNode(PartialMachine):
         key = self.channel.key(self.active, ANNOUNCE, ask.attempt)
         return Send(blob_message(host, key, encode_announce(ask)), until_s)
 
-    def _time(self, now_s: float, key: MessageKey) -> None:
+    def _time(self, now_s: float, run: Run) -> None:
         """A host has answered an announcement, in time or late: take the round trip."""
-        sent_s = self._sent_s.pop((key.round, key.block), None)
+        sent_s = self._sent_s.pop((run.key.round, run.key.block, run.peer), None)
         if sent_s is None:
             return
         took_s = now_s - sent_s
@@ -240,19 +239,20 @@ class GroupNode(PartialMachine):
     def _control(self, now_s: float, run: Run) -> list[Effect]:
         stage, number = run.key.stage, run.key.round
         if stage != ANNOUNCE:
-            self._time(now_s, run.key)
-        if stage == MET:
-            return self._late(now_s) if number == self.active else []
+            self._time(now_s, run)
         if stage == BEHIND:
             return self._catch_up(now_s)
+        if stage != ANNOUNCE and not self._asked(run.peer, number):
+            return []
+        if stage == MET:
+            return self._late(now_s)
         if len(run.payload) != 1 or (run.mask is not None and not run.mask[0]):
             return []  # lost on its way: only its end came
         blob = run.payload[0].tobytes()
         if stage == ANNOUNCE:
             return self._announced(now_s, run, blob)
         search = self._search
-        if search is None or number != self.active:
-            return []
+        assert search is not None
         if stage == WAIT:
             answer = decode_wait(blob)
             if answer is None or answer[0] != search.place.key or (search.answered and not search.reminded):
@@ -267,6 +267,13 @@ class GroupNode(PartialMachine):
         if roster is None or roster.key != search.place.key or self.me not in roster.peers:
             return []
         return self._form(now_s, roster)
+
+    def _asked(self, peer: PeerId, number: int) -> bool:
+        """Whether this peer has announced itself to a host in this round: others have no say in it."""
+        search = self._search
+        if search is None or number != self.active:
+            return False
+        return peer in search.hosts[: -(-search.tries // TRIES)]
 
     def _announced(self, now_s: float, run: Run, blob: bytes) -> list[Effect]:
         number, ask = run.key.round, decode_announce(blob)

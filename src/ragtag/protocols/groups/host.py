@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,7 +39,8 @@ already. MET: the group of this round has met."""
 HOSTS, TRIES = 3, 2
 """How many hosts are asked, and how often each."""
 BATCHES_MAX = 256
-"""How many groups a host gathers at once, or remembers to answer again."""
+"""How many groups a host gathers at once, or remembers to answer again. Where there are more, it forgets one
+in which the peer that is in most is alone: such groups may be made up."""
 
 _ANNOUNCE = struct.Struct("<QHHI")  # key, index, most, microseconds to hold the group open
 _WAIT = struct.Struct("<QI")  # key, microseconds until the group is closed
@@ -278,9 +280,12 @@ class Host:
         return [Send(run, now_s + self.wait_s())]
 
     def _forget(self, round_: int) -> None:
-        """Bound the table: forget closed groups of rounds before the last, then the oldest."""
+        """Bound the table: forget closed groups of rounds before the last, then others."""
         for entry in [entry for entry in self._batches if entry[0] < round_ - 1]:
             if all(batch.roster is not None for batch in self._batches[entry]):
                 del self._batches[entry]
         while len(self._batches) > BATCHES_MAX:
-            del self._batches[min(self._batches, key=lambda entry: entry[0])]
+            there = {at: {p for b in batches for p in b.wanted} for at, batches in self._batches.items()}
+            times = Counter(peer for peers in there.values() for peer in peers)
+            alone = {entry: times[min(peers)] for entry, peers in there.items() if len(peers) == 1}
+            del self._batches[min(there, key=lambda entry: (-alone.get(entry, 0), entry[0]))]

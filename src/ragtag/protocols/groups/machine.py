@@ -7,6 +7,7 @@ of ``heard`` mean, so the crew may have far more than 64 peers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -38,7 +39,8 @@ from ragtag.protocols.rounds.asking import QUESTIONS, here
 from ragtag.protocols.rounds.base import spans_of, whole_message
 
 EARLY_MAX = 256
-"""How many runs are kept for a round or a group that this peer does not know yet."""
+"""How many runs are kept for a round or a group that this peer does not know yet. Of more, the oldest one of
+the peer that has sent most of them is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,8 @@ class PartialMachine(ABC):
     def _keep(self, run: Run) -> None:
         """Keep a copy of a run that came too early; the receiver uses its buffer again."""
         if len(self._early) >= EARLY_MAX:
-            self._early.pop(0)
+            most, _ = Counter(early.peer for early in self._early).most_common(1)[0]
+            self._early.pop(next(at for at, early in enumerate(self._early) if early.peer == most))
         mask = None if run.mask is None else run.mask.copy()
         kept = replace(
             run, payload=run.payload.copy(), weight=run.weight.copy(), heard=run.heard.copy(), mask=mask

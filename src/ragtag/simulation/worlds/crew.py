@@ -75,6 +75,7 @@ class CrewWorld:
 
     step_s: from the end of a round to the beginning of the next.
     peers_max: processes in all.
+    asks: processes at whose places founders ask, beside each other's: their token names these.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CrewWorld:
         step_s: float = 0.1,
         peers_max: int = SEATS_MAX,
         limits: Limits | None = None,
+        asks: frozenset[int] = frozenset(),
     ) -> None:
         self.founders, self.method, self.seed = founders, method, seed
         self.step_s, self._n_chunks = step_s, n_chunks
@@ -104,7 +106,7 @@ class CrewWorld:
         self.link = Link(faults, seed, self._ports, self._post, self.world.loop.at)
         everyone = frozenset(range(founders))
         for index in range(founders):
-            member = self._start(index, partners(index, everyone - {index}), index)
+            member = self._start(index, partners(index, everyone - {index}) | asks, index)
             member.inside = set(everyone - {index})
             member.reach = {other: epoch_of(other) for other in member.inside}
             self._admitted(member, Node(index, founders, seed))

@@ -12,6 +12,8 @@ from ragtag.training.samples.claims import Section, Span, overlap
 
 Process = tuple[int, int]
 """A peer, and which of its processes."""
+TOLD_MAX = 128
+"""So many processes a ledger takes up on one peer's word: more than there is room for in a post."""
 Counts = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
@@ -44,16 +46,48 @@ class Ledger:
         self.sections: dict[Process, Section] = {}
         self.restored: dict[int, Mask] = {}
         """What was used of an epoch before this run, or before this peer came; bool ``[n_blocks]``."""
+        self._told_by: dict[Process, int] = {}
+        """Which peer told of each process first, or the process's own, once it has spoken for itself."""
 
-    def learn(self, sections: Iterable[Section]) -> bool:
-        """Take what is newer than what is known; whether anything was."""
-        changed = False
-        for section in sections:
-            known = self.sections.get((section.peer, section.process))
-            if known is None or known.number < section.number:
-                self.sections[section.peer, section.process] = section
-                changed = True
+    def learn(self, sections: Sequence[Section]) -> bool:
+        """Take what is newer than what is known of a post: its sender's own section, and what it tells of
+        others. Returns whether anything was.
+
+        A peer can tell what it likes. So none tells of another's post that is as late as its own, each has
+        room of its own for what it alone tells of, and of a peer that speaks for itself no later process is
+        believed.
+        """
+        own, *others = sections
+        peer = own.peer
+        later = [who for who, by in self._told_by.items() if who[0] == peer != by and who[1] > own.process]
+        for who in later:
+            self._drop(who)
+        self._told_by[peer, own.process] = peer
+        changed = self._take(own)
+        while self._told(peer) > TOLD_MAX:
+            self._drop(min(who for who, by in self._told_by.items() if who[0] == by == peer))
+        for section in others:
+            who = section.peer, section.process
+            if section.number >= own.number or (who not in self.sections and self._told(peer) >= TOLD_MAX):
+                continue
+            self._told_by.setdefault(who, peer)
+            changed |= self._take(section)
         return changed
+
+    def _take(self, section: Section) -> bool:
+        known = self.sections.get((section.peer, section.process))
+        if known is not None and known.number >= section.number:
+            return False
+        self.sections[section.peer, section.process] = section
+        return True
+
+    def _told(self, by: int) -> int:
+        """How many processes a peer was the first to tell of."""
+        return sum(teller == by for teller in self._told_by.values())
+
+    def _drop(self, who: Process) -> None:
+        del self.sections[who]
+        self._told_by.pop(who, None)
 
     def newest_process(self, peer: int) -> int:
         """A peer's newest process that is known; -1: none is."""
@@ -66,7 +100,7 @@ class Ledger:
             if process < self.newest_process(peer) and all(
                 stop <= first for _, stop in (*section.firm, *section.pending)
             ):
-                del self.sections[peer, process]
+                self._drop((peer, process))
         for old in [known for known in self.restored if known < epoch]:
             del self.restored[old]
 

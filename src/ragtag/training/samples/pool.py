@@ -275,7 +275,8 @@ class Pool:
             if sections is None:
                 self.strangers.add(peer)
                 continue
-            self._dirty |= self.ledger.learn(s for s in sections if (s.peer, s.process) != self._who)
+            told = [s for s in sections if s.peer != self._me or s.process < self._who[1]]
+            self._dirty |= self.ledger.learn(told)
         reached = self._answers.all_know(self._awaited)
         if reached and not self._reached and self._awaited:
             self._pace.reached(now_s - self._asked_s)

@@ -226,10 +226,18 @@ class Results:
         """Whether a result has a command, and was not measured yet."""
         return name not in self.documents and bool(self.entries.get(name, {}).get("to_come"))
 
+    def script(self, name: str) -> str:
+        """The benchmark that measures a result: its command's, or the one of the result's name."""
+        found = re.search(r"\bbenchmarks[/.](\w+)", " ".join(self.entries.get(name, {}).get("measure", ())))
+        return f"{found[1] if found else name}.py"
+
     def code(self, name: str) -> list[str]:
         """The paths whose change makes a result old."""
         paths = list(self.entries.get(name, {}).get("code", ()))
-        script, recipe = f"benchmarks/{name}.py", f"src/ragtag/recipes/{name.removeprefix('reproduce_')}"
+        script, recipe = (
+            f"benchmarks/{self.script(name)}",
+            f"src/ragtag/recipes/{name.removeprefix('reproduce_')}",
+        )
         own = recipe if name.startswith("reproduce_") else script
         return [*((own,) if (self.root / own).exists() else ()), *paths]
 
@@ -441,7 +449,8 @@ class Sentence:
     def end(self) -> str:
         """What a row ends with: the scripts that measured it, and the commits."""
         names = dict.fromkeys(name for name, _ in self.sources if not name.startswith("reproduce_"))
-        scripts = [f"`{'' if i else 'benchmarks/'}{name}.py`" for i, name in enumerate(names)]
+        own = dict.fromkeys(map(self.results.script, names))
+        scripts = [f"`{'' if i else 'benchmarks/'}{name}`" for i, name in enumerate(own)]
         return f"({', '.join([*scripts, self.at()])})"
 
 

@@ -1107,6 +1107,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_groups.py", "-k", "no_host_has"),
     ),
     Sabotage(
+        "steps: each channel leaves out rounds by itself",
+        PRESENCE,
+        "return max(number, self._step) if channel in self._before else number",
+        "return number",
+        ("tests/protocols/test_steps.py",),
+    ),
+    Sabotage(
+        "steps: a channel that is opened anew goes on where it was",
+        "src/ragtag/protocols/channel/at_once.py",
+        "self._crew.steps.opened(self._number)",
+        "pass",
+        ("tests/protocols/test_steps.py", "-k", "anew"),
+    ),
+    Sabotage(
         "clients: they own as much as all others",
         PRESENCE,
         "return tuple(int(peer in places) for peer in range(max(places) + 1))",

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ragtag
-from ragtag.core.types import Floats, Run
+from ragtag.core.types import Audited, Floats, Run
 from ragtag.protocols.channel.averager import guarded
 from ragtag.protocols.rounds.robust import (
+    FAR_MAX,
     CentredClipping,
     RobustMean,
     Shares,
@@ -179,6 +180,24 @@ def test_too_few_shares_are_no_average() -> None:
     assert (judged.short, judged.peers, judged.values) == (1, (1, 2, 3), (E, E, E))
     assert judged.cut == (1, 0, 1)
     assert judged.far == (1, 0, 1)  # from 2, which it came to
+
+
+def test_where_nothing_could_be_judged_the_audit_names_nobody() -> None:
+    kept = Shares(TrimmedMean(0.2), live=4, sizes={0: 1}, elements=E)
+    for peer in (1, 2):
+        kept.of(peer, 0).weight[:] = 1.0
+    kept.reduce(0, np.ones((1, E), np.float32), np.ones(1, np.float32), np.zeros(1, np.uint64))
+    assert kept.judged() == Audited((), (), (), (), (), 1)
+
+
+def test_beside_shares_that_are_the_result_another_is_as_far_as_can_be_told() -> None:
+    kept = Shares(TrimmedMean(0.2), live=3, sizes={0: 1}, elements=E)
+    for peer in (1, 2, 3):
+        share = kept.of(peer, 0)
+        share.values[:], share.weight[:] = 9.0 if peer == 3 else 1.0, 1.0
+    kept.reduce(0, np.ones((1, E), np.float32), np.ones(1, np.float32), np.zeros(1, np.uint64))
+    with np.errstate(divide="raise", invalid="raise"):
+        assert kept.judged().far == (0, 0, FAR_MAX)
 
 
 # -- Rounds

@@ -1,16 +1,21 @@
-"""A peer that is behind leaves out whole steps: no channel of a step waits for the round of another one."""
+"""A peer that leaves out rounds leaves out whole steps: no channel of one waits for the round of another."""
 
 from __future__ import annotations
 
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults, Freeze, Loss
+from ragtag.core.types import Average, Done, Left
 from ragtag.protocols.channel.presence import StepOrder
+from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -18,47 +23,78 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 A, B, C = 7, 8, 9
 
 
-def after(*begun: int) -> StepOrder:
+def begun(*rounds: tuple[int, int]) -> StepOrder:
+    """After these rounds, each as a channel alone would number it."""
     steps = StepOrder()
-    for channel in begun:
-        steps.begins(channel)
+    for channel, number in rounds:
+        steps.begins(channel, steps.number(channel, number))
     return steps
 
 
-def test_where_a_step_has_one_channel_nothing_follows() -> None:
-    for rounds in range(1, 5):
-        steps = after(*[A] * rounds)
-        steps.left()
-        assert not steps.follows(A) or rounds > 1
-        steps.begins(A)
-        assert not steps.follows(A)
+def test_where_a_step_has_one_channel_it_numbers_its_rounds_itself() -> None:
+    steps = begun((A, 0), (A, 1), (A, 7), (A, 9))
+    assert steps.number(A, 10) == 10
 
 
-def test_where_the_first_of_a_step_is_left_out_the_others_follow_in_that_step() -> None:
-    steps = after(A, B, C, A, B, C, A)
-    steps.left()
-    for other in (B, C):
-        steps.begins(other)
-        assert steps.follows(other)
-    for other in (A, B, C):
-        steps.begins(other)
-        assert not steps.follows(other), "the next step is whole"
+def test_where_a_round_is_a_later_one_those_that_follow_it_are_too() -> None:
+    steps = begun((A, 0), (B, 0), (C, 0), (A, 20))
+    for channel in (B, C):
+        assert steps.number(channel, 1) == 20
+        steps.begins(channel, 20)
+    assert steps.number(A, 21) == 21, "the next step is whole"
 
 
-def test_the_first_does_not_follow_a_later_one() -> None:
-    steps = after(A, B, A, B)
-    steps.left()
-    steps.begins(A)
-    assert not steps.follows(A)
+def test_so_are_those_of_the_next_step_where_it_was_not_the_first_of_one() -> None:
+    steps = begun((A, 0), (B, 0), (A, 1), (B, 20))
+    assert steps.number(A, 2) == 21
+    steps.begins(A, 21)
+    assert steps.number(B, 21) == 21
 
 
-def test_a_channel_that_is_not_in_each_step_does_not_follow() -> None:
-    steps = after(A, B, A, B, A)
-    steps.left()
-    steps.begins(C)
-    assert not steps.follows(C), "its next round is many steps away"
-    steps.begins(B)
-    assert steps.follows(B)
+def test_what_a_channel_has_heard_of_counts_more() -> None:
+    steps = begun((A, 0), (B, 0), (A, 20))
+    assert steps.number(B, 23) == 23
+    steps.begins(B, 23)
+    assert steps.number(A, 21) == 24
+
+
+def test_a_channel_that_is_not_in_each_step_has_numbers_of_its_own() -> None:
+    steps = begun((A, 0), (A, 1), (B, 0), (A, 2), (A, 3), (B, 1), (A, 30))
+    assert steps.number(B, 2) == 2
+    steps = begun((A, 0), (B, 0), (A, 1), (B, 1), (A, 2), (A, 3))
+    assert steps.number(B, 2) == 2, "a round was left out by the script"
+
+
+def test_a_channel_is_of_the_steps_once_it_has_their_number() -> None:
+    steps = begun((A, 0), (A, 1), (B, 0), (A, 2), (B, 2), (A, 30))
+    assert steps.number(B, 3) == 30
+
+
+def test_a_channel_that_is_opened_anew_is_counted_from_the_first() -> None:
+    steps = begun((A, 0), (B, 0), (A, 20), (B, 1))
+    for channel in (A, B):
+        steps.opened(channel)
+    for channel in (A, B):
+        assert steps.number(channel, 0) == 0
+        steps.begins(channel, 0)
+    assert steps.number(A, 1) == 1
+    steps.begins(A, 30)
+    assert steps.number(B, 1) == 30
+
+
+def test_channels_that_a_node_opens_anew_are_counted_from_the_first() -> None:
+    node = Node(0, 2, seed=0)
+    node.step(0.0, Left(1))
+    rounds = []
+    for at_s in (0.0, 10.0):
+        for channel in (A, B):
+            node.configure(channel, Channel(rps, fp32, 2, probe_s=0.1, rtt_s=0.01), at_s)
+        for k in range(3):
+            for channel in (A, B):
+                values = np.ones((2, fp32.elements), np.float32)
+                effects = node.step(at_s + k, Average(channel, values, 1.0))
+                rounds += [effect.outcome.round for effect in effects if isinstance(effect, Done)]
+    assert rounds == 2 * [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("optimizers", [1, 2, 3])

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -113,6 +114,21 @@ def test_a_selection_is_tried_by_all_in_the_same_round(monkeypatch: pytest.Monke
     assert [dense_rounds(one) for one in seen] == [[0, *sorted(set(range(WINDOW, 4 * WINDOW)) - tried)]] * N
     assert {tuple(flat(model).tolist()) for model in models} == {tuple(flat(models[0]).tolist())}
     assert [note.what for note in notes] == ["by-pass"], "a try is no change of mind"
+
+
+def test_a_peer_tells_how_long_each_of_its_rounds_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[Bypass, list[tuple[float, float]]] = {}
+
+    def took(self: Bypass, whole: bool, took_s: float) -> None:
+        told.setdefault(self, []).append((took_s, self._transport.now_s()))
+
+    monkeypatch.setattr(Bypass, "took", took)
+    trained(TappedCrew(2), 12, lambda *_: (2.0, 1.0))
+    assert len(told) == 2
+    for rounds in told.values():
+        assert len(rounds) > 3
+        for (_, before_s), (took_s, now_s) in pairwise(rounds):
+            assert 0 < took_s <= now_s - before_s
 
 
 @pytest.mark.parametrize("average", ["gradients", "models"])

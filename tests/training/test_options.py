@@ -125,6 +125,13 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
         asked(method=ragtag.RPS(), schedule=centre)
 
 
+@pytest.mark.parametrize("rule", [BackupWorkers(1), SoftSync(2), Asynchronous(), ProgressiveGrouping()])
+def test_a_centre_goes_by_the_schedule_it_was_given_and_says_which(rule: Any) -> None:
+    """By name: peers with other schedules are refused, since what they agree on has it."""
+    for options in ({"schedule": rule}, {"method": Centre(rule)}):
+        assert repr(rule) in asked(**options)._averaged.asked.averager.name
+
+
 # -- One in the place of another
 
 
@@ -145,6 +152,7 @@ def test_a_centre_may_stand_as_averager_or_as_schedule() -> None:
         ),
         ({"schedule": ragtag.AllReduce()}, r"is an averager; write averager=AllReduce\(\)"),
         ({"schedule": "rps"}, "write averager='rps'"),
+        ({"schedule": "moshpit=4"}, "write averager='moshpit=4'"),
         ({"schedule": 5}, "schedule is 5; .* write every=5"),
         ({"schedule": Partial}, r"schedule is a class; make one: schedule=Partial\(\)"),
         ({"schedule": object()}, r"write every=10, one of ragtag\.schedules, as .*, or a name: 'partial'"),

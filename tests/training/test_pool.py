@@ -92,6 +92,38 @@ def test_a_newcomer_begins_in_the_crews_epoch_and_finds_work_at_once() -> None:
     assert {report.missed for reports in crew.reports for report in reports.values()} == {0}
 
 
+def test_a_newcomer_begins_in_the_oldest_epoch_that_has_work_for_it() -> None:
+    crew = Drawers(shards_of([40, 40, 20]), [0.02, 0.02, 0.02], epochs=3)
+    crew.start(0)
+    crew.start(1)
+    crew.start(2, 1.0)  # the others, which leave its shard to it, are in the second epoch then
+    crew.run()
+    hold(crew, agree=False)
+    assert min(at_s for who in crew.drawn[1].values() for _, at_s in who) < 1.0
+    assert [drawn_by(crew, epoch)[2] for epoch in range(3)] == [20, 20, 20]
+
+
+def test_a_newcomer_waits_for_word_of_what_a_peer_that_does_not_answer_had_claimed() -> None:
+    """That of a peer that answers, from after it came: what was told before may lack those claims."""
+    crew = Drawers(deck_of(3, 300), [0.05] * 3, epochs=1, known_s=30.0, lease_s=3.0)
+    crew.start(0)
+    crew.start(1)
+    crew.freeze(1, 2.0, 30.0)
+    crew.start(2, 2.01)
+    told: list[float] = []
+    post = crew.hall.post
+
+    def posting(peer: int, topic: int, blob: bytes) -> int:
+        if peer == 0:
+            told.append(crew.hall.now_s)
+        return post(peer, topic, blob)
+
+    crew.hall.post = posting  # type: ignore[method-assign]
+    crew.run(20.0)
+    first = min(at_s for who in crew.drawn[0].values() for peer, at_s in who if peer == 2)
+    assert first > min(at_s for at_s in told if at_s > 2.01), (first, told)
+
+
 def test_a_peer_that_stood_still_leaves_alone_what_was_reported_without_it() -> None:
     crew = Drawers(deck_of(3, 60), [0.05] * 3, epochs=4, lease_s=0.3)
     for peer in range(3):
@@ -103,6 +135,7 @@ def test_a_peer_that_stood_still_leaves_alone_what_was_reported_without_it() -> 
         assert replace(mine, used_by_me=others.used_by_me) == others or epoch in (0, 3)
         reported = crew.reports[0][epoch].missed
         assert reported == SIZE * len(crew.missing(epoch)) or epoch == 0
+    assert list(crew.ended[2]) == [0, 3], "it goes on where the crew is"
 
 
 def test_a_process_that_is_started_again_does_not_use_its_old_ones_blocks() -> None:
@@ -154,6 +187,7 @@ def test_an_epoch_that_is_broken_off_gives_back_what_it_had_claimed() -> None:
     while isinstance(action := pool.settle(hall.now_s, hall.boards[0].notices(0), {0, 1}, True), Tell):
         pool.posted(hall.now_s, hall.post(0, 0, action.blob))
     assert isinstance(action, Over)
+    assert not pool.reports, "it is not over: the other draws on"
 
 
 def storm(seed: int, *, shards: bool, freezes: bool) -> tuple[Drawers, int]:

@@ -259,6 +259,13 @@ def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None
         assert torch.equal(one, other), name
 
 
+def test_averages_of_whole_models_have_the_deadline_of_their_step() -> None:
+    crew = FakeCrew(2)
+    trained(crew, 5, average="gradients", compress=plain(ratio=0.1, resync=2), deadline_s=0.7)
+    assert any(isinstance(ask, Average) for ask in crew.asked)
+    assert {ask.deadline_s for ask in crew.asked} == {0.7}
+
+
 # -- What is kept
 
 

@@ -123,6 +123,7 @@ class Rounds:
         """At an auxiliary: in how many more rounds than not a peer was missing lately, up to ``RARE_MAX``."""
         self._taking = 0
         """How many rounds to come this peer gives weight 0, one for each fragment."""
+        self._crew.steps.opened(self._number)
 
     def probed(self, probe_s: float, now_s: float) -> None:
         """One exchange of the whole vector takes this long; peers begin from now on."""
@@ -259,13 +260,16 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
-        number = self._next(ask.due)
+        number, steps = self._next(ask.due), self._crew.steps
+        stepwise = self._channel.averager.stepwise and not self._serves  # it begins what others have begun
+        if stepwise:
+            number = steps.number(self._number, number)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
-        self._crew.steps.begins(self._number)
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
-            self._crew.steps.left()
+        if stepwise:
+            steps.begins(self._number, number)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = self.done < 0, number - self.done - 1
@@ -413,13 +417,12 @@ class Rounds:
         It does so where an owner has told its average of that round already: a slow peer that gives, and a
         peer that is behind. A peer that is one round behind whenever it begins is never heard in time, though
         it computes as fast as the others. A peer that only takes joins the newest round, for its averages.
-        Where a step has rounds of several channels, they go with the first one (``StepOrder``).
+        The other channels of its step go with it (``StepOrder``).
         """
         if ask.weight <= 0 or not self._tardy:
             return False
         skipped = number - self.done - 1
-        follows = self._crew.steps.follows(self._number)
-        behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX or follows
+        behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX
         return self.me in ask.aside or (
             behind and self.done >= 0 and skipped <= CATCH_UP and not self._taking
         )

@@ -196,33 +196,42 @@ class Presence:
 
 
 class StepOrder:
-    """The channels that this peer averages in within one step of its training, in the order of their rounds.
+    """Numbers the rounds of the channels that this peer averages in within one step of its training alike.
 
-    A peer that is a round behind leaves one out, to begin the next one early enough to be heard. Where a step
-    has several channels (two optimizers; K-FAC's factors, gradients and rows), one that is left out alone has
-    this peer wait in the next round of that channel for others, which wait for it in the present round of the
-    next channel: each up to its deadline, in each step from then on. So where the first of a step is left
-    out, the others follow.
+    Where a step has several channels (two optimizers; K-FAC's factors, gradients and rows), all peers have as
+    many rounds of each. A peer that was away, or is a round behind, leaves some out. Were these more in one
+    channel than in another, it would wait in the next round of that channel for others, which wait for it in
+    the present round of the other: each up to its deadline, in each step from then on. So a step has the
+    number of its rounds: where one of them is a later one, those that follow are, too.
+
+    A channel is of the steps while each of them has a round of it that has the step's number. Others, such as
+    one that is averaged at every tenth step, are numbered by themselves.
     """
 
     def __init__(self) -> None:
-        self._now: set[int] = set()
-        self._before: set[int] = set()
-        self._left = False
+        self._step = -1
+        self._now: set[int] = set()  # the channels that this step had,
+        self._before: set[int] = set()  # and those of the step before it
 
-    def begins(self, channel: int) -> None:
-        """A round of it begins; a step is over when one of its channels begins anew."""
+    def number(self, channel: int, number: int) -> int:
+        """The round of a channel that begins next. number: that which would, for all the channel knows."""
         if channel in self._now:
-            self._before, self._now, self._left = self._now, set(), False
+            return max(number, self._step + 1)
+        return max(number, self._step) if channel in self._before else number
+
+    def begins(self, channel: int, number: int) -> None:
+        """A round of a channel begins. A step is over when one of its channels begins anew."""
+        if channel in self._now:
+            self._before, self._now = self._now, set()
+        elif channel not in self._before and self._now and number != self._step:
+            return
+        self._step = number
         self._now.add(channel)
 
-    def left(self) -> None:
-        """The round that would have begun was left out."""
-        self._left |= len(self._now) == 1
-
-    def follows(self, channel: int) -> bool:
-        """Whether the first one of this step was left out, and this channel is in each step."""
-        return self._left and channel in self._before
+    def opened(self, channel: int) -> None:
+        """A channel is opened, perhaps anew: its rounds are counted from the first."""
+        self._now.discard(channel)
+        self._before.discard(channel)
 
 
 class Crew:
@@ -237,7 +246,7 @@ class Crew:
     rate_bytes_per_s: what the ways there deliver, of those where that was measured.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
     plans: who owns which share of a channel, where that was planned.
-    steps: which channels this peer averages in within one step.
+    steps: how the rounds of this peer's steps are numbered.
     """
 
     def __init__(

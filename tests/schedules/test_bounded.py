@@ -58,6 +58,9 @@ def test_the_moving_bound_stops_where_the_wait_is_shortest() -> None:
     assert isinstance(
         DynamicBound(1, 8).decide(progress({0: 3, 1: 1}, step_s={0: 3.0, 1: 10.0}, since_s={1: 9.9})), Wait
     )
+    one_more = progress({0: 3, 1: 1}, step_s={0: 3.0, 1: 10.0}, since_s={1: 6.9})
+    assert extra_steps(3.0, 10.0, 6.9, 7) == 1
+    assert isinstance(DynamicBound(1, 8).decide(one_more), Average)
 
 
 @given(times, times, st.floats(0, 1e3), st.integers(0, 12))

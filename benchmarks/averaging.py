@@ -97,6 +97,7 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
         dist.all_reduce(tensor)
         took["gloo"].append(time.perf_counter() - began)
         processor["gloo"].append(time.process_time() - used)
+        dist.barrier()  # what is done between rounds takes no processor from one that is under way
         expected = tensor.numpy() / n
         for number, name in enumerate(METHODS):
             dist.barrier()
@@ -104,6 +105,7 @@ def peer(me: int, n: int, fds: list[int], ports: list[int], arguments: argparse.
             outcome = over[name].average(Average(number, values, 1.0)).result(DEADLINE_S)
             took[name].append(time.perf_counter() - began)
             processor[name].append(time.process_time() - used)
+            dist.barrier()
             arrived[name].append(contributions(outcome, n))
             if arrived[name][-1] == 1.0:
                 errors[name] = max(errors[name], float(np.abs(outcome.mean - expected).max()))

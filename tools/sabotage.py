@@ -546,6 +546,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/optim/test_kfac.py", "-k", "some_images"),
     ),
     Sabotage(
+        "K-FAC: all blocks of a factor are its first one",
+        "src/ragtag/optim/kfac/layers.py",
+        "span = slice(sum(rows[:at]), sum(rows[: at + 1]))",
+        "span = slice(0, rows[at])",
+        ("tests/optim/test_kfac.py", "-k", "diagonal_blocks"),
+    ),
+    Sabotage(
+        "K-FAC: a factor that is decomposed in blocks counts as whole",
+        "src/ragtag/optim/kfac/placement.py",
+        "count = 1 if self.block_rows is None else -(-n // self.block_rows)",
+        "count = 1",
+        ("tests/optim/test_kfac_placement.py", "-k", "in_blocks"),
+    ),
+    Sabotage(
         "K-FAC: an indefinite factor is inverted",
         "src/ragtag/optim/kfac/layers.py",
         "        if bool(failed.any()):\n",

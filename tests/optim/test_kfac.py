@@ -551,11 +551,59 @@ def test_the_clip_bounds_the_step() -> None:
     assert torch.allclose(clipped, nu * free, rtol=1e-5) and torch.equal(free, loose)
 
 
+@pytest.mark.parametrize("form", ["eigen", "inverse"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_large_factors_are_decomposed_in_diagonal_blocks(form: str, groups: int) -> None:
+    """What comes of a gradient is what the dense inverse makes of it whose blocks these are."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4 * groups, 6 * groups, 3, groups=groups, dtype=torch.float64)
+    made: list[KFAC] = []
+    before, after = list[torch.Tensor](), list[torch.Tensor]()
+    x = torch.randn(32, 4 * groups, 5, 5, dtype=torch.float64)
+    for block_rows in (None, 37, 13):  # A has 37 rows: in three blocks; G has 6
+        conv.zero_grad()
+        kfac = KFAC(
+            conv, lr=0.1, damping=0.1, kl_clip=None, form=form, factor_dtype=torch.float64,
+            block_rows=block_rows,
+        )  # fmt: skip
+        (conv(x) ** 2).sum().backward()
+        gradient = kfac.layers["model"].gradient()
+        assert gradient is not None
+        before.append(gradient.clone())
+        kfac.step()
+        kfac.close()
+        made.append(kfac)
+        after.append(kfac.layers["model"].gradient().clone())
+    blocks = made[2].layers["model"]
+    assert torch.equal(after[0], after[1]) and not torch.equal(after[0], after[2])
+    assert blocks.size.blocks("A") == (12, 12, 13) and blocks.size.blocks("G") == (6,)
+    assert sorted(made[2].state_dict()["bases"]["values"]) == [
+        *(f"model.A.{form}.{at}" for at in range(3)), f"model.G.{form}",
+    ]  # fmt: skip
+    cut = torch.block_diag(*(torch.ones(rows, rows, dtype=torch.float64) for rows in (12, 12, 13)))
+    a, g = blocks.factors["A"] * cut, blocks.factors["G"]
+    for group in range(groups):
+        of_a, of_g = (factor[group] if groups > 1 else factor for factor in (a, g))
+        one = before[2][group] if groups > 1 else before[2]
+        if form == "eigen":
+            fisher = torch.kron(of_g, of_a) + 0.1 * torch.eye(6 * 37, dtype=torch.float64)
+            want = torch.linalg.solve(fisher, one.reshape(-1)).reshape(6, 37)
+        else:
+            eyes = (0.1 * torch.eye(len(factor), dtype=torch.float64) for factor in (of_g, of_a))
+            damped_g, damped_a = (f + eye for f, eye in zip((of_g, of_a), eyes, strict=True))
+            want = torch.linalg.solve(damped_a, torch.linalg.solve(damped_g, one).mT).mT
+        torch.testing.assert_close(after[2][group] if groups > 1 else after[2], want)
+    assert made[2].ages() == {"model.A": 0, "model.G": 0}
+    with pytest.raises(ValueError, match="the state's block_rows is None, not 13"):
+        made[2].load_state_dict(made[0].state_dict())
+    made[2].load_state_dict(made[2].state_dict())
+
+
 def test_eigenvalues_below_zero_count_as_zero() -> None:
     factor = torch.diag(torch.tensor([-0.5, 0.0, 2.0]))
     basis = decomposed(factor, "eigen", 0.1)
     assert basis.shape == (4, 3) and basis[-1].tolist() == [0, 0, 2]
-    after = preconditioned(torch.eye(3), basis, decomposed(torch.eye(3), "eigen", 0.1), "eigen", 0.1)
+    after = preconditioned(torch.eye(3), [basis], [decomposed(torch.eye(3), "eigen", 0.1)], "eigen", 0.1)
     assert torch.allclose(after, torch.diag(torch.tensor([10, 10, 1 / 2.1])), atol=1e-5)
 
 
@@ -665,6 +713,8 @@ def test_states_of_other_models_are_refused_and_change_nothing() -> None:
         ({"factor_every": 0}, "factor_every"),
         ({"images_every": 0}, "images_every"),
         ({"images_every": 0.5}, "images_every"),
+        ({"block_rows": 0}, "block_rows"),
+        ({"block_rows": 2.0}, "block_rows"),
         ({"inverse_every": 1.5}, "inverse_every"),
         ({"form": "svd"}, "form"),
         ({"scaling": "none"}, "scaling"),

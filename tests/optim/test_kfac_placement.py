@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,7 +159,9 @@ def test_each_placement_gives_the_same_gradients_for_the_bytes_of_the_formula(
             worker: {s: made[s] if plan.computers[s] == worker else bases.carry(made[s]) for s in SIDES}
             for worker in plan.workers
         }
-        result = {w: preconditioned(before[name], has[w]["A"], has[w]["G"], form, 0.01) for w in plan.workers}
+        result = {
+            w: preconditioned(before[name], [has[w]["A"]], [has[w]["G"]], form, 0.01) for w in plan.workers
+        }
         result |= {peer: gradients.carry(result[giver]) for peer, giver in plan.givers.items()}
         assert sorted(result) == list(range(n))
         for peer in range(n):
@@ -196,6 +199,29 @@ def test_resnet_50s_loads_are_even_as_far_as_whole_factors_allow(peers: int, lar
         loads[owner.first] += costs[name]
     assert max(loads.values()) <= largest * mean
     assert max(loads.values()) <= 1.1 * max(mean, *costs.values()), "no placement of whole factors is better"
+
+
+def test_in_blocks_resnet_50s_loads_are_even_on_16_peers() -> None:
+    """The three of 4,608 rows in thirds, and those of 2,304 and of 2,049 in halves."""
+    layers = {name: replace(one, block_rows=2048) for name, one in resnet50().items()}
+    costs = {
+        f"{name}.{side}.{at}": cost_of(rows)
+        for name, one in layers.items()
+        for side in SIDES
+        for at, rows in enumerate(one.blocks(side))
+    }
+    assert len(costs) == 108 + 2 * 3 + 3 + 4
+    owners = assigned(costs, range(16), seats=16, founded=16, seed=1)
+    loads = largest_load(costs, {name: pair.first for name, pair in owners.items()})
+    assert loads <= 1.1 * math.fsum(costs.values()) / 16
+
+
+@given(rows=st.integers(1, 5000), most=st.integers(1, 5000))
+def test_blocks_are_few_and_even_and_make_up_the_factor(rows: int, most: int) -> None:
+    blocks = LayerSize(rows, 3, block_rows=most).blocks("A")
+    assert sum(blocks) == rows and len(blocks) == math.ceil(rows / most)
+    assert max(blocks) <= most and max(blocks) - min(blocks) <= 1
+    assert LayerSize(rows, 3).blocks("A") == (rows,)
 
 
 INVERSE_S = {

@@ -132,11 +132,17 @@ def trained(
 
 
 @pytest.mark.parametrize("placement", ["communication", "memory", 0.67])
-def test_a_crew_preconditions_as_one_process_with_the_joint_batch(placement: Any) -> None:
-    """Where nothing is lost, whoever preconditions; parts of the batch are of unlike size."""
-    alone = trained(SoloTransport(3), 11, None)
+@pytest.mark.parametrize("block_rows", [None, 7])
+def test_a_crew_preconditions_as_one_process_with_the_joint_batch(
+    placement: Any, block_rows: int | None
+) -> None:
+    """Where nothing is lost, whoever preconditions, also by blocks of factors, which are several peers'; parts
+    of the batch are of unlike size.
+    """
+    alone = trained(SoloTransport(3), 11, None, block_rows=block_rows)
     plain = nn.utils.parameters_to_vector(trained_by_sgd(11))
-    crews = crew(3).run(lambda peer: trained(peer, 11, placement=placement, method="allreduce"))
+    options = {"placement": placement, "method": "allreduce", "block_rows": block_rows}
+    crews = crew(3).run(lambda peer: trained(peer, 11, **options))
     workers = {"communication": 3, "memory": 1, 0.67: 2}[placement]
     assert sum(found["ages"][-1] is not None for found in crews) >= workers  # type: ignore[index]
     for found in crews:

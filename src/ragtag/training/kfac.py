@@ -121,9 +121,7 @@ class CrewCommunicator:
                 'placement="communication"'
             )
         matrices = {
-            basis: (rows, size.groups)
-            for layer, size in needs.layers.items()
-            for rows, basis in zip((size.a, size.g), needs.bases[layer], strict=True)
+            name: (basis.shape[-1], math.prod(basis.shape[:-2])) for name, basis in needs.computed.items()
         }
         self._formula = {
             name: count * cost_of(rows, "memory" if cost == "memory" else "compute")

@@ -20,7 +20,7 @@ For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from ragtag.optim.kfac.placement import DecompositionForm, LayerSize
+from ragtag.optim.kfac.placement import DecompositionForm, LayerSize, Side
 
 Scaling = Literal["fisher", "pytorch"]
 """What factors are means of: gradients of samples' losses, or of the mean loss (see the module)."""
@@ -56,11 +56,18 @@ class KfacLayer:
     is taken.
     """
 
-    def __init__(self, name: str, module: nn.Linear | nn.Conv2d, dtype: torch.dtype, gate: PassGate) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: nn.Linear | nn.Conv2d,
+        dtype: torch.dtype,
+        gate: PassGate,
+        block_rows: int | None = None,
+    ) -> None:
         self.name, self.module, self.dtype, self._gate = name, module, dtype, gate
         self.groups = module.groups if isinstance(module, nn.Conv2d) else 1
         rows = module.weight[0].numel() + (module.bias is not None)
-        self.size = LayerSize(rows, module.weight.shape[0] // self.groups, self.groups)
+        self.size = LayerSize(rows, module.weight.shape[0] // self.groups, self.groups, block_rows)
         self.factors = {"A": self._identity(self.size.a), "G": self._identity(self.size.g)}
         self.folded = 0
         """How many times new passes have come into the factors; 1 at least where they are other peers'."""
@@ -82,6 +89,12 @@ class KfacLayer:
     def _shapes(self) -> tuple[torch.Size | None, ...]:
         bias = self.module.bias
         return self.module.weight.shape, None if bias is None else bias.shape
+
+    def block(self, side: Side, at: int) -> Tensor:
+        """A diagonal block of a factor, ``(..., n, n)``, as it is now."""
+        rows = self.size.blocks(side)
+        span = slice(sum(rows[:at]), sum(rows[: at + 1]))
+        return self.factors[side][..., span, span]
 
     @property
     def changed(self) -> str | None:
@@ -323,12 +336,27 @@ def undecomposed(factor: Tensor, form: DecompositionForm) -> Tensor:
     return factor.new_zeros(*factor.shape[:-2], n + (form == "eigen"), n)
 
 
-def preconditioned(gradient: Tensor, a: Tensor, g: Tensor, form: DecompositionForm, damping: float) -> Tensor:
+def preconditioned(
+    gradient: Tensor, a: Sequence[Tensor], g: Sequence[Tensor], form: DecompositionForm, damping: float
+) -> Tensor:
     """A gradient ``(..., g, a)`` times the inverse of the damped Fisher matrix, from ``decomposed`` factors.
 
+    a, g: one for each diagonal block of the factor, in their order.
     eigen: of ``G x A + damping I``, exactly. inverse: of ``(G + damping I) x (A + damping I)``.
     """
-    given = gradient.to(a.dtype)
+    a_rows, g_rows = ([one.shape[-1] for one in blocks] for blocks in (a, g))
+    given = gradient.to(a[0].dtype)
+    found = []
+    for rows, of_g in zip(torch.split(given, g_rows, -2), g, strict=True):
+        parts = zip(torch.split(rows, a_rows, -1), a, strict=True)
+        found.append(
+            torch.cat([_preconditioned(part, of_a, of_g, form, damping) for part, of_a in parts], -1)
+        )
+    return torch.cat(found, -2)
+
+
+def _preconditioned(given: Tensor, a: Tensor, g: Tensor, form: DecompositionForm, damping: float) -> Tensor:
+    """By one block of each side."""
     if form == "inverse":
         return g @ given @ a
     (a_vectors, a_values), (g_vectors, g_values) = _parts(a), _parts(g)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
-SIDES: tuple[Literal["A"], Literal["G"]] = ("A", "G")
+Side = Literal["A", "G"]
+SIDES: tuple[Side, Side] = ("A", "G")
 """A layer's factors: of its inputs, and of its output gradients."""
 VALUE_BYTES = 4
 """All that is counted travels as float32."""
@@ -41,24 +42,32 @@ class LayerSize:
     a: rows of A: inputs to one output, and 1 more with a bias.
     g: rows of G: outputs of one group.
     groups: how many pairs of factors (a convolution's groups).
+    block_rows: a factor of more rows is decomposed in diagonal blocks (``None``: all are whole).
     """
 
     a: int
     g: int
     groups: int = 1
+    block_rows: int | None = None
 
-    def side(self, side: Literal["A", "G"]) -> int:
+    def side(self, side: Side) -> int:
         """The rows of one factor."""
         return self.a if side == "A" else self.g
+
+    def blocks(self, side: Side) -> tuple[int, ...]:
+        """The rows of what of one factor is decomposed at once: few blocks, and as even as they can be."""
+        n = self.side(side)
+        count = 1 if self.block_rows is None else -(-n // self.block_rows)
+        return tuple(n * (at + 1) // count - n * at // count for at in range(count))
 
     def factor_bytes(self) -> int:
         """Of A and G."""
         return VALUE_BYTES * self.groups * (self.a**2 + self.g**2)
 
-    def basis_bytes(self, side: Literal["A", "G"], form: DecompositionForm) -> int:
-        """Of what is computed from one factor: eigenvectors and eigenvalues, or an inverse."""
-        n = self.side(side)
-        return VALUE_BYTES * self.groups * (n * n + n if form == "eigen" else n * n)
+    def basis_bytes(self, side: Side, form: DecompositionForm) -> int:
+        """Of what is computed from one factor: eigenvectors and eigenvalues, or inverses."""
+        values = sum(n * n + n if form == "eigen" else n * n for n in self.blocks(side))
+        return VALUE_BYTES * self.groups * values
 
     def gradient_bytes(self) -> int:
         """Of the layer's gradient, its bias's with it."""
@@ -227,7 +236,10 @@ def kaisa(
         raise ValueError(f"gradient-worker fraction {fraction}; it must be above 0 and at most 1")
     columns = columns_of(alive, fraction)
     one = {
-        name: {side: layer.groups * cost_of(layer.side(side), cost) for side in SIDES}
+        name: {
+            side: layer.groups * math.fsum(cost_of(rows, cost) for rows in layer.blocks(side))
+            for side in SIDES
+        }
         for name, layer in layers.items()
     }
     whole = {name: math.fsum(sides.values()) for name, sides in one.items()}
@@ -244,7 +256,7 @@ def kaisa(
 
 def _computers(
     own: Mapping[str, float],
-    one: Mapping[str, Mapping[Literal["A", "G"], float]],
+    one: Mapping[str, Mapping[Side, float]],
     workers: tuple[int, ...],
     *,
     together: bool,
@@ -265,8 +277,9 @@ def sent_bytes(
 
     factors 2 (n - 1) (A and G), bases (w - 1) (one basis each), gradients (n - w) (one gradient).
 
-    A basis is sent as eigenvectors and eigenvalues, not as the outer product of these with the damping: that
-    is a + g values in place of a g, and damping may change between decompositions.
+    A basis is sent as eigenvectors and eigenvalues (of a factor in blocks, each block's), not as the outer
+    product of these with the damping: that is a + g values in place of a g, and damping may change between
+    decompositions.
     """
     factors = bases = gradients = 0
     for name, layer in layers.items():

@@ -26,7 +26,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ragtag.optim.kfac.communicator import Communicator, FactorRound, Needs, OneProcess
+from ragtag.optim.kfac.communicator import Basis, Communicator, FactorRound, Needs, OneProcess
 from ragtag.optim.kfac.layers import (
     KfacLayer,
     PassGate,
@@ -37,7 +37,7 @@ from ragtag.optim.kfac.layers import (
     undecomposed,
     why_not,
 )
-from ragtag.optim.kfac.placement import SIDES, DecompositionForm
+from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
 
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
 ByStep = Callable[[int], float]
@@ -51,6 +51,20 @@ class _Made:
     bases: dict[str, Tensor]
     took_s: dict[str, float]
     odd: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is decomposed at once: a diagonal block of a factor, mostly the whole of it."""
+
+    layer: KfacLayer
+    side: Side
+    at: int
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The block, and the layer's other factor."""
+        return self.layer.block(self.side, self.at), self.layer.factors["G" if self.side == "A" else "A"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,9 @@ class KFAC:
     a number, or by step.
     images_every: of a batch's images, each so many-th goes into factors of convolutions, which take most of a
     step's time: 4 costs a fourth, and the factors are noisier. Layers of rows count whole.
+    block_rows: a factor of more rows is decomposed in diagonal blocks of as many at most, as Distributed
+    Shampoo does with large dimensions (Shi et al., 2023, arXiv 2309.06497). Two blocks take a quarter of the
+    time, and may be two peers'; what the inputs of one have to do with the other's is passed over.
     form: "eigen" (of the damped Kronecker product), or "inverse" (of damped factors).
     scaling: "fisher", of samples' losses, or "pytorch", as kfac-pytorch counts (see ``layers``): damping and
     clip of one mean something else in the other. The loss is to be a mean over its samples.
@@ -109,6 +126,7 @@ class KFAC:
         factor_every: int | EveryByStep = 1,
         inverse_every: int | EveryByStep = 10,
         images_every: int = 1,
+        block_rows: int | None = None,
         form: DecompositionForm = "eigen",
         scaling: Scaling = "pytorch",
         factor_dtype: torch.dtype = torch.float32,
@@ -134,9 +152,12 @@ class KFAC:
             raise ValueError(
                 f"K-FAC: images_every is {images_every!r}; it must be a whole number, 1 at least"
             )
+        if block_rows is not None and (type(block_rows) is not int or block_rows < 1):
+            raise ValueError(f"K-FAC: block_rows is {block_rows!r}; give a whole number, 1 at least, or None")
         gate = PassGate(_scale(grad_scale), scaling, images_every)
         known, self._left_out = _sorted_out(model, skip)
         self._form: DecompositionForm = form
+        self._block_rows = block_rows
         self._scaling: Scaling = scaling
         self._on_note, self._noted = on_note, set[tuple[str, str]]()
         self.steps = 0
@@ -147,16 +168,25 @@ class KFAC:
         """Layers that took the last step with their gradient, or a part of it, as it was."""
         self._gate = gate
         self._gate.opened = self._factor_every(0)
-        self._layers = {name: KfacLayer(name, module, factor_dtype, gate) for name, module in known.items()}
+        self._layers = {
+            name: KfacLayer(name, module, factor_dtype, gate, block_rows) for name, module in known.items()
+        }
         self._sides = {
             f"{name}.{side}": (layer, side) for name, layer in self._layers.items() for side in SIDES
         }
-        averaged = {name: layer.factors[side] for name, (layer, side) in self._sides.items()}
+        self._blocks = {
+            basis: _Block(layer, side, at)
+            for name, (layer, side) in self._sides.items()
+            for at, basis in enumerate(self._bases(name))
+        }
         needs = Needs(
-            averaged=averaged,
-            computed={self._basis(name): undecomposed(factor, form) for name, factor in averaged.items()},
+            averaged={name: layer.factors[side] for name, (layer, side) in self._sides.items()},
+            computed={name: undecomposed(block.factors[0], form) for name, block in self._blocks.items()},
             layers={name: layer.size for name, layer in self._layers.items()},
-            bases={name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers},
+            bases={
+                name: tuple(basis for side in SIDES for basis in self._bases(f"{name}.{side}"))
+                for name in self._layers
+            },
             settings=_in_words(
                 damping=damping,
                 factor_decay=factor_decay,
@@ -164,6 +194,7 @@ class KFAC:
                 factor_every=factor_every,
                 inverse_every=inverse_every,
                 images_every=images_every,
+                block_rows=block_rows,
                 form=form,
                 scaling=scaling,
                 factor_dtype=factor_dtype,
@@ -204,20 +235,28 @@ class KFAC:
         """How many averages of factors the decompositions are behind that this peer goes by, by ``LAYER.A``
         and ``LAYER.G``; ``None``: there is none yet, or none has come, or others precondition the layer.
         """
-        last, work = max(0, self.steps - 1), self._peers.works_on()
-        found = {
-            name: self._peers.newest(self._basis(name), last) if layer.name in work else None
-            for name, (layer, _) in self._sides.items()
-        }
-        return {name: None if one is None else one.age_rounds for name, one in found.items()}
+        last, work, found = max(0, self.steps - 1), self._peers.works_on(), dict[str, int | None]()
+        for name, (layer, _) in self._sides.items():
+            bases = self._newest(name, last) if layer.name in work else None
+            found[name] = None if bases is None else max(basis.age_rounds for basis in bases)
+        return found
 
     @property
     def age(self) -> int | None:
         """The greatest of ``ages``; ``None``: there is none."""
         return max((age for age in self.ages().values() if age is not None), default=None)
 
-    def _basis(self, name: str) -> str:
-        return f"{name}.{self._form}"
+    def _bases(self, name: str) -> tuple[str, ...]:
+        """What is computed of a factor: the names of its blocks' bases."""
+        layer, side = self._sides[name]
+        whole, count = f"{name}.{self._form}", len(layer.size.blocks(side))
+        return (whole,) if count == 1 else tuple(f"{whole}.{at}" for at in range(count))
+
+    def _newest(self, name: str, step: int) -> list[Basis] | None:
+        """The bases of all blocks of a factor; ``None``: one of them is not there."""
+        found = [self._peers.newest(basis, step) for basis in self._bases(name)]
+        there = [basis for basis in found if basis is not None]
+        return there if len(there) == len(found) else None
 
     def _note(self, name: str, what: str) -> None:
         kind = what.split(":")[0]
@@ -310,9 +349,7 @@ class KFAC:
     def _decompose(self, damping: float) -> None:
         due = set(self._peers.mine(self.steps))
         factors = {
-            self._basis(name): (layer.factors[side], layer.factors["G" if side == "A" else "A"])
-            for name, (layer, side) in self._sides.items()
-            if layer.folded and self._basis(name) in due
+            name: block.factors for name, block in self._blocks.items() if block.layer.folded and name in due
         }
         self._due = False
         if self._thread is None:
@@ -329,12 +366,8 @@ class KFAC:
 
     def _publish(self, made: _Made, rounds: int) -> None:
         self._peers.publish(made.bases, made.took_s, self._rounds - rounds, self.steps)
-        of = {basis: name for name, bases in self._bases().items() for basis in bases}
         for basis, what in made.odd.items():
-            self._note(of[basis], what)
-
-    def _bases(self) -> dict[str, tuple[str, ...]]:
-        return {name: tuple(self._basis(f"{name}.{side}") for side in SIDES) for name in self._layers}
+            self._note(self._blocks[basis].layer.name, what)
 
     @torch.no_grad()
     def _precondition(self) -> None:
@@ -351,15 +384,13 @@ class KFAC:
         gradients = {name: layer.gradient() for name, layer in self._layers.items()}
         own: dict[str, Tensor] = {}
         for name, gradient in gradients.items():
-            a, g = (self._peers.newest(self._basis(f"{name}.{side}"), at) for side in SIDES)
+            a, g = (self._newest(f"{name}.{side}", at) for side in SIDES)
             if gradient is None or name not in work or a is None or g is None:
                 continue
             if not told and self._layers[name].written:
                 continue
-            device = gradient.device
-            own[name] = preconditioned(
-                gradient, a.tensor.to(device), g.tensor.to(device), self._form, damping
-            )
+            of_a, of_g = ([basis.tensor.to(gradient.device) for basis in side] for side in (a, g))
+            own[name] = preconditioned(gradient, of_a, of_g, self._form, damping)
         changed: list[tuple[KfacLayer, Tensor]] = []
         products: list[Tensor] = []
         whole: set[str] = set()
@@ -419,6 +450,7 @@ class KFAC:
             "steps": self.steps,
             "form": self._form,
             "scaling": self._scaling,
+            "block_rows": self._block_rows,
             "due": self._due or self._job is not None,
             "factors": factors,
             "folded": {name: layer.folded for name, layer in self._layers.items()},
@@ -448,6 +480,10 @@ class KFAC:
             raise ValueError(f"K-FAC: the state is of the form {state.get('form')!r}, not {self._form!r}")
         if state.get("scaling", "pytorch") != self._scaling:
             raise ValueError(f"K-FAC: the state's scaling is {state.get('scaling')!r}, not {self._scaling!r}")
+        if state.get("block_rows") != self._block_rows:
+            raise ValueError(
+                f"K-FAC: the state's block_rows is {state.get('block_rows')!r}, not {self._block_rows!r}"
+            )
         if not isinstance(factors, Mapping) or factors.keys() != self._sides.keys():
             odd = sorted(
                 self._sides.keys() ^ (factors.keys() if isinstance(factors, Mapping) else set()), key=str

@@ -136,8 +136,8 @@ def trained(
 def test_a_crew_preconditions_as_one_process_with_the_joint_batch(
     placement: Any, block_rows: int | None
 ) -> None:
-    """Where nothing is lost, whoever preconditions, also by blocks of factors, which are several peers'; parts
-    of the batch are of unlike size.
+    """Where nothing is lost, whoever preconditions, also by blocks of factors, which are several
+    peers'. Parts of the batch are of unlike size.
     """
     alone = trained(SoloTransport(3), 11, None, block_rows=block_rows)
     plain = nn.utils.parameters_to_vector(trained_by_sgd(11))

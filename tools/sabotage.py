@@ -54,7 +54,7 @@ class Sabotage:
     hangs: bool = False
 
 
-BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took or forms or statistics")
+BEGINNING = ("tests/app/crew/test_finish.py", "-k", "begin or took or forms or statistics or forgotten")
 TWICE = ("tests/training/test_overlap.py", "-k", "buffers_once")
 FIXED = ("tests/training/test_fixed.py",)
 MEANWHILE = ("tests/training/test_overlap.py", "-k", "meanwhile or no_average_came or step_later")
@@ -1356,6 +1356,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/app/crew/peer.py",
         "self._tell_beside(self.models[number])",
         "pass",
+        BEGINNING,
+    ),
+    Sabotage(
+        "parameters are told to be in no optimizer before the loop has made all of them",
+        "src/ragtag/app/crew/peer.py",
+        "_PASSES = 2",
+        "_PASSES = 1",
         BEGINNING,
     ),
     Sabotage(

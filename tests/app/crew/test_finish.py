@@ -214,6 +214,30 @@ def test_what_another_optimizer_has_is_left_to_it_where_optimizers_begin(
         one._peer.left = True
 
 
+def test_an_optimizer_that_is_made_in_the_first_pass_of_the_loop_has_no_forgotten_parameters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by a script that makes each optimizer where it first needs it: after the first one's first step."""
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> None:
+        model = model_of(seed=1)
+        crews.append(crew := crew_of(transport))
+        made: dict[str, CrewOptimizer] = {}
+        for seed in range(3):
+            for name, part in [("front", model[0]), ("rest", model[1:])]:
+                if name not in made:
+                    sgd = torch.optim.SGD(part.parameters(), lr=0.05)
+                    made[name] = crew.optimizer(sgd, model=model, name=name)
+                step(model, made[name], seed)
+
+    with Crew(2) as crew, caplog.at_level(logging.INFO):
+        all_at_once(transports(crew), work)
+    assert "no optimizer" not in caplog.text
+    for one in crews:
+        one._peer.left = True
+
+
 def test_buffers_of_other_forms_stay_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
     crews: list[ragtag.Crew] = []
 

@@ -163,7 +163,7 @@ class Crew:
         averager: ``ragtag.RPS()`` (the default), ``AllReduce``, ``Moshpit``, ``RandomGroups``, ``Centre``; or
             a name: "rps", "rps+repair", "allreduce", "ring", "moshpit", "random-groups" ("moshpit=4").
         model: whose parameters these are; given, the crew compares models now, else when it averages. At
-            the first step a warning names its parameters that need a gradient and are in no optimizer.
+            the second step a warning names its parameters that need a gradient and are in no optimizer.
         name: of what it averages, the same on all peers; several optimizers are else told apart by the order
             in which they are made ("model", "model 2", ...).
         average: "models" after local steps, or "gradients" before them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ from ragtag.training.tensors.modules import parameters_beside
 
 NAMES_MAX = 4
 """Of more parameters that no optimizer has, a warning names so many."""
+_PASSES = 2
+"""After so many steps of an optimizer its script has made all of them."""
 _log = logging.getLogger("ragtag")
 
 
@@ -154,7 +157,7 @@ class Peer:
         self._spare = Spare("the invitation to this crew in the run's folder", _log.warning)
         self._resumed = 0
         self._finished: Finished | None = None
-        self._stepped: set[int] = set()  # optimizers, by number
+        self._stepped: Counter[int] = Counter()  # steps of each optimizer, by its number, up to _PASSES
         self._told_beside: list[torch.Tensor] = []
 
     @property
@@ -265,11 +268,13 @@ class Peer:
     def stepped(self, number: int, loss: Any) -> None:
         """One of the crew's optimizers has taken a local step; its closure returned ``loss``.
 
-        Once all optimizers are made, as they are at the first step, it is known which parameters are in none.
+        Which parameters are in none is told at its second step: a script that makes each optimizer where it
+        first needs it has been through its loop once by then.
         """
-        if number not in self._stepped and len(self.transport.live) > 1:
-            self._stepped.add(number)
-            self._tell_beside(self.models[number])
+        if self._stepped[number] < _PASSES and len(self.transport.live) > 1:
+            self._stepped[number] += 1
+            if self._stepped[number] == _PASSES:
+                self._tell_beside(self.models[number])
         self.log.stepped(number, loss)
 
     def _tell_beside(self, averaged: AveragedModel) -> None:

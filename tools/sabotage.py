@@ -264,6 +264,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         RESTARTED,
     ),
     Sabotage(
+        "launcher: peers that take long to die of one error show it again and again",
+        "src/ragtag/app/launch/process.py",
+        "told = shortened(held) if first is None else",
+        "told = shortened(held) if True else",
+        ("tests/app/launch/test_process.py",),
+    ),
+    Sabotage(
         "launcher: its trace has its own numbers of peers",
         "src/ragtag/app/launch/seats.py",
         "return self._seats.get(number, trace.CREW)",

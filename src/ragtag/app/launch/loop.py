@@ -229,7 +229,7 @@ class Launch:
                 self._do(act)
         for peer in self._running():
             if self._ending is None:  # else: most likely the KeyboardInterrupt that was asked for
-                peer.release(now_s)
+                peer.release(now_s, self._seen)
             if peer.has_ended():
                 self._finish(peer)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ragtag.app.launch.relay import Relay
-from ragtag.app.terminal.output import Lines, Tracebacks, shortened
+from ragtag.app.terminal.output import Lines, SeenErrors, Tracebacks, shortened
 from ragtag.core.types import PeerId
 
 KILL_S = 10.0
@@ -130,10 +130,15 @@ class PeerProcess:
         for text in [*stream.lines.close(), told]:
             self._show(text, stream.error)
 
-    def release(self, now_s: float) -> None:
-        """Show the traceback that has been held back long enough."""
-        if held := self.tracebacks.due(now_s):
-            for text in shortened("\n".join(held)).splitlines():
+    def release(self, now_s: float, seen: SeenErrors) -> None:
+        """Show the traceback that has been held back long enough; of one that another peer had, whose it is.
+
+        A process that dies of it may take longer to end, also where its peers die of the same.
+        """
+        if held := "\n".join(self.tracebacks.due(now_s)):
+            first = seen.same_as(self.number, held)
+            told = shortened(held) if first is None else f"the same traceback as peer {first}'s"
+            for text in told.splitlines():
                 self._show(text, True)
 
     def drain(self) -> None:

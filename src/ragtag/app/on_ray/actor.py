@@ -26,6 +26,7 @@ from ragtag.app.launch.guard import Guard
 from ragtag.app.launch.process import READ_BYTES, PeerProcess, Stream
 from ragtag.app.on_ray.library import own_host
 from ragtag.app.on_ray.register import PeerAddresses
+from ragtag.app.terminal.output import SeenErrors
 from ragtag.app.tracefile import crews, trace_files
 from ragtag.core.trace import LINE_BYTES_MAX
 from ragtag.network.link.udp import bound_at
@@ -149,13 +150,14 @@ class Script:
                 self._something.notify_all()
 
     def _see_to_its_end(self) -> None:
+        seen = SeenErrors()  # of this peer: nobody here knows those of others
         while not self._process.has_ended():
             for key, _ in self._selector.select(LOOK_S):
                 if isinstance(key.data, Stream):
                     self._process.read(key.data)
                 elif not self._read_ready():
                     self._selector.unregister(self._ready)
-            self._process.release(time.monotonic())
+            self._process.release(time.monotonic(), seen)
         self._process.signal(signal.SIGKILL)  # what it left behind
         self._guard.release(self._process.pid)
         status = self._process.reap()

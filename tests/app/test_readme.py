@@ -96,7 +96,6 @@ def test_the_script_with_checkpoints_goes_on_with_them(tmp_path: Path, command: 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_the_script_with_private_steps(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     script = next(part for part in scripts() if "crew.private" in part)

@@ -25,7 +25,6 @@ from ragtag.recipes.private.training import (
     train_by,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 HIDDEN = {"split": 0.1, "split, NoPeek": 0.5, "federated, private": 0.95, "federated, secure": 0.4}
 
 

@@ -264,6 +264,8 @@ class PrivateTraining:
         self._loader, self._samples = loader, samples
         self._drawn: int | None = None  # samples of the batch that was handed out and not stepped with
         self._versions: dict[str, int] = {}
+        # Opacus asks for gradients of outputs alone, which are right also where a layer's inputs need none
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         self._hooks = opacus.GradSampleHooks(model, loss_reduction=reduction, strict=False)
         inner = optimizer.inner if isinstance(optimizer, CrewOptimizer) else optimizer
         self._clipper = opacus.DPOptimizer(

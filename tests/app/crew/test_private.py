@@ -18,7 +18,6 @@ from ragtag.core import trace
 from ragtag.privacy import PrivacyLedger, PrivateTraining
 
 pytest.importorskip("opacus")
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 X = torch.linspace(-1, 1, 40).reshape(20, 2)
 HOW: dict[str, Any] = {"noise_multiplier": 1.5, "max_grad_norm": 1.0, "delta": 1e-3, "seed": 1}
 

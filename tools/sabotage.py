@@ -271,6 +271,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/launch/test_process.py",),
     ),
     Sabotage(
+        "command: an empty folder is the current one",
+        "src/ragtag/app/cli/common.py",
+        'if given.get(param.name) == "" and param.default != "":',
+        "if False:",
+        ("tests/app/cli/test_cli.py", "-k", "empty"),
+    ),
+    Sabotage(
         "launcher: its trace has its own numbers of peers",
         "src/ragtag/app/launch/seats.py",
         "return self._seats.get(number, trace.CREW)",

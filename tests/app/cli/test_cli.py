@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from ragtag import __version__
 from ragtag.app.cli.common import new_run_folder
@@ -143,6 +145,31 @@ def test_wrong_usage_is_explained(args: list[str]) -> None:
     result = invoke(*args)
     assert (result.code, result.out) == (2, "")
     assert "Usage: ragtag" in result.err
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "join", "invite", "revoke"])
+def test_what_is_empty_is_refused(here: Path, name: str) -> None:
+    """As an option of an unset variable is, in a shell: an empty folder would be the current one."""
+    command: Any = typer.main.get_command(app)
+    command = command.commands[name]
+    params = command.get_params(typer.Context(command))
+    needed = {param.name: "x" for param in params if param.required}
+    for param in params:
+        flag = getattr(param, "is_flag", False) or param.nargs != 1
+        if flag or param.default == "":  # no faults are faults, too
+            continue
+        given = needed | ({param.name: ""} if param.param_type_name == "argument" else {})
+        option = [] if param.param_type_name == "argument" else [param.opts[0], ""]
+        result = invoke(name, *option, *given.values(), width=200)
+        said = " ".join(result.err.split())
+        assert result.code == 2
+        shown = option[0] if option else param.metavar
+        assert re.search(rf"Invalid value for '{shown}'.*: it is empty: give ", said), said
+    assert list(here.iterdir()) == []
+
+
+def test_no_faults_may_be_given() -> None:
+    assert "there is no script nowhere.py" in error_of(invoke("run", "--faults", "", "nowhere.py", ""))
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:

@@ -206,7 +206,6 @@ def test_what_an_invitation_would_leave_out_is_refused(options: tuple[str, ...],
         ("rubbish.txt", "what is in rubbish.txt is no token"),
         ("empty.txt", "empty.txt is empty: that is no token"),
         ("-", "standard input was empty: that is no token"),
-        ("", "'' is no file, and is no token"),
     ],
 )
 def test_where_no_token_was_is_named(given: str, said: str) -> None:

@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+from typer import BadParameter
+from typer.core import TyperCommand
 
 from ragtag.app.disk import explain
 
@@ -40,6 +42,24 @@ def examples(*lines: str, codes: str = _EXIT_CODES) -> str:
     """An epilog: one example a line, and what the exit codes mean."""
     shown = [f"[dim]$[/dim] [cyan]{escape(line)}[/cyan]" for line in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown]) + f"\n\n{codes}"
+
+
+class Command(TyperCommand):
+    """A command of which no argument or option may be empty, as of an unset variable, but for those that
+    are by default.
+
+    An empty path would be the current folder, and an empty name or address no name and no address.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Look for what is empty before values are made of the texts."""
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        params: Any = self.get_params(ctx)
+        for param in params:
+            if given.get(param.name) == "" and param.default != "":
+                instead = f"give {param.metavar or 'a value'}{'' if param.required else ', or leave it out'}"
+                raise BadParameter(f"it is empty: {instead}", ctx, param)
+        return super().parse_args(ctx, args)
 
 
 def plain_errors(command: Callable[P, None]) -> Callable[P, None]:

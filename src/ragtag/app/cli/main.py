@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.console import Console
 from ragtag import __version__
 from ragtag.app.cli import leak as leaks
 from ragtag.app.cli import options, start
-from ragtag.app.cli.common import RUN_CODES, examples, plain_errors, print_json, progress, settings
+from ragtag.app.cli.common import RUN_CODES, Command, examples, plain_errors, print_json, progress, settings
 from ragtag.app.cli.probe import probe
 from ragtag.app.cli.start import JoinCommand
 from ragtag.recipes import PAPERS, RECIPES
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
 )
+command = partial(app.command, cls=Command)
 
 
 def _version(wanted: bool) -> None:
@@ -47,8 +49,8 @@ def root(
         os.environ["RAGTAG_TRACEBACK"] = "1"  # of peers' scripts, too
 
 
-app.command(epilog=examples("ragtag demo", "ragtag demo --json"))(start.demo)
-app.command(
+command(epilog=examples("ragtag demo", "ragtag demo --json"))(start.demo)
+command(
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "ragtag run -n 6 train.py --lr 0.1",
@@ -59,7 +61,7 @@ app.command(
         codes=RUN_CODES,
     ),
 )(start.run)
-app.command(
+command(
     epilog=examples(
         "ragtag invite",
         "ragtag invite runs/train-20260101-120000",
@@ -68,10 +70,10 @@ app.command(
         "ragtag invite --for alice --days 7 holder.txt > alice.txt",
     )
 )(start.invite)
-app.command(
+command(
     epilog=examples("ragtag revoke alice holder.txt", "ragtag revoke alice.txt runs/train-20260101-120000")
 )(start.revoke)
-app.command(
+command(
     context_settings={"allow_interspersed_args": False},
     cls=JoinCommand,
     epilog=examples(
@@ -83,7 +85,7 @@ app.command(
 )(start.join)
 
 
-@app.command(
+@command(
     epilog=examples(
         "ragtag simulate -n 16 --loss 0.1 --latency 0.02",
         "ragtag simulate -n 64 --size 10k --rounds 100 --method allreduce",
@@ -136,7 +138,7 @@ def simulate(
         simulate_view.show(result, Console())
 
 
-@app.command(
+@command(
     help="Measure a paper's figures again, each beside what it reported, with its tolerance: pass or fail."
     "\n\n" + "\n".join(f"[bold]{name:<9}[/bold]  {what}" for name, what in PAPERS.items()),
     epilog=examples("ragtag reproduce rps --quick", "ragtag reproduce rps --seeds 5 --jobs 8 --json"),
@@ -177,7 +179,7 @@ def reproduce(
     raise typer.Exit(0 if report.ok else 1)
 
 
-app.command(
+command(
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "ragtag probe train.py",
@@ -189,7 +191,7 @@ app.command(
 )(probe)
 
 
-@app.command(
+@command(
     epilog=examples(
         "ragtag leak",
         "ragtag leak my_cut.py:build --json",
@@ -285,7 +287,7 @@ def _rebuild(
         leaks.show_rebuilt(attack, found, Console())
 
 
-@app.command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))
+@command(epilog=examples("ragtag report runs/demo-20260101-120000 --open", "ragtag report RUN --json"))
 @plain_errors
 def report(
     run: options.Run,
@@ -307,7 +309,7 @@ def report(
         typer.launch(page.resolve().as_uri())
 
 
-@app.command(epilog=examples("ragtag watch runs/demo-20260101-120000"))
+@command(epilog=examples("ragtag watch runs/demo-20260101-120000"))
 @plain_errors
 def watch(run: options.Run) -> None:
     """Follow a run in the terminal until it is over; Ctrl-C leaves the run alone."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ragtag.app.cli import options
-from ragtag.app.cli.common import fail, plain_errors, print_json
+from ragtag.app.cli.common import Command, fail, plain_errors, print_json
 
 if TYPE_CHECKING:
     from ragtag.app.invitation.token import Token
@@ -24,8 +24,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from typer.core import TyperCommand
 
 _DAYS = 7.0  # of a person's token
 
@@ -375,7 +373,7 @@ _TOKEN = re.compile(r"\s*ragtag\d+-", re.IGNORECASE)
 _TEXT_MAX = 8192
 
 
-class JoinCommand(TyperCommand):
+class JoinCommand(Command):
     """Takes options between TOKEN and SCRIPT, too, and no TOKEN where the environment has it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

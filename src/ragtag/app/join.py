@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from dataclasses import replace
 
@@ -31,11 +32,23 @@ def join(*, deadline_s: float = 120.0, client: bool = False) -> Crew:
         RAGTAG_ROLE=client and ``ragtag join --client`` say the same.
 
     Raises:
-        JoinError: this process is in its crew already; nobody else came, a peer belongs to another version or
-            another crew, or an invitation lets nobody in (any more); all peers are clients.
+        JoinError: this process is in its crew already, or is one that its script has started and that imports
+            the script; nobody else came, a peer belongs to another version or another crew, or an invitation
+            lets nobody in (any more); all peers are clients.
+        TypeError, ValueError: an argument cannot be.
         ragtag.app.environment.PlaceError: the environment contradicts itself.
         ragtag.network.link.udp.PortInUse: the address to listen on is taken.
     """
+    if not isinstance(client, bool):
+        raise TypeError(f"client is {client!r}; it is True or False")
+    if not isinstance(deadline_s, int | float) or not deadline_s > 0:
+        raise ValueError(f"deadline_s is {deadline_s!r}; it is a number of seconds, above 0")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what spawn itself looks at
+        raise JoinError(
+            "ragtag.join() in a process that this script has started (as a DataLoader starts workers under "
+            "spawn): it imports the script, and would be a peer, too. Put all that is not to run there below "
+            'if __name__ == "__main__":'
+        )
     if meeting := os.environ.get("RAGTAG_RAY"):
         if client or os.environ.get("RAGTAG_ROLE") == "client":
             raise JoinError(

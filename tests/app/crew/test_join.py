@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -127,6 +128,41 @@ def test_alone_a_script_trains_as_it_would_without() -> None:
         with pytest.raises(RuntimeError, match="nobody can join this peer: start it by `ragtag run`"):
             crew.invitation()
     crew.leave()  # twice does no harm
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"deadline_s": "60"}, ValueError, "deadline_s is '60'; it is a number of seconds, above 0"),
+        ({"deadline_s": -1}, ValueError, "deadline_s is -1; it is a number of seconds, above 0"),
+        ({"deadline_s": math.nan}, ValueError, "deadline_s is nan; it is a number of seconds, above 0"),
+        ({"client": "no"}, TypeError, "client is 'no'; it is True or False"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        ragtag.join(**options)
+
+
+@pytest.mark.slow
+def test_a_process_that_imports_the_script_of_a_peer_is_none(tmp_path: Path) -> None:
+    """As a DataLoader's worker does under spawn. It had its parent's seat, or came as one peer more."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import multiprocessing, ragtag\n"
+        "crew = ragtag.join()\n"
+        'if __name__ == "__main__":\n'
+        '    worker = multiprocessing.get_context("spawn").Process(target=print)\n'
+        "    worker.start()\n"
+        "    worker.join()\n"
+        "    print(worker.exitcode)\n"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAGTAG_")} | {"PYTHONPATH": str(SRC)}
+    shown = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=True
+    )
+    assert shown.stdout == "1\n"
+    assert "JoinError: ragtag.join() in a process that this script has started" in shown.stderr
 
 
 def test_optimizers_are_told_apart_by_name_or_by_the_order_in_which_they_are_made() -> None:

@@ -55,6 +55,15 @@ def test_a_traceback_is_held_back_and_is_the_peers_last_words() -> None:
     assert tracebacks.take() == ""
 
 
+def test_the_error_of_a_script_that_is_no_python_is_one_too() -> None:
+    error = ['  File "/a b/train.py", line 2', "    crew = ragtag.join(", "SyntaxError: '(' was never closed"]
+    tracebacks = Tracebacks()
+    assert tracebacks.feed([*error, ""], now_s=10.0) == []
+    assert last_line(tracebacks.take()) == error[-1]
+    segfault = ["Current thread (most recent call first):", '  File "/a/train.py", line 2 in <module>']
+    assert tracebacks.feed(segfault, now_s=10.0) == segfault
+
+
 def test_a_traceback_that_a_peer_survives_is_passed_on() -> None:
     tracebacks = Tracebacks()
     assert tracebacks.feed(TRACEBACK, now_s=10.0) == []

@@ -17,7 +17,10 @@ HOLD_S = 2.0
 """How long a traceback is held back to see whether its peer dies of it."""
 HELD_LINES_MAX = 1_000
 
-_TRACEBACK = re.compile(r"\s*(\+ Exception Group )?Traceback \(most recent call last\):")
+_TRACEBACK = re.compile(
+    r'\s*(\+ Exception Group )?Traceback \(most recent call last\):|  File "[^"]*", line \d+$'
+)
+"""How one begins; of a script that is no Python, with the place of the error."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 

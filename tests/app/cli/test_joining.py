@@ -216,6 +216,15 @@ def test_where_no_token_was_is_named(given: str, said: str) -> None:
         assert said in error and "secret" not in error
 
 
+def test_a_port_that_is_none_is_named() -> None:
+    said = error_of(invoke("invite", "--listen", "127.0.0.1:99999"))
+    assert said == "error: '127.0.0.1:99999': a port lies between 1 and 65535"
+    said = error_of(invoke("run", "--listen", "127.0.0.1:4433", __file__))
+    assert (
+        said == "error: --listen 127.0.0.1:4433: give a host alone; each peer listens at a port that is free"
+    )
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]:4321", "224.0.0.1:4321"])
 def test_an_address_at_which_no_other_reaches_this_machine_is_refused(host: str) -> None:
     assert f"--listen {host}: " in (said := error_of(invoke("invite", "--listen", host)))

@@ -70,7 +70,7 @@ def test_a_cut_of_a_script(here: Path) -> None:
     [
         ("cuts/mine.py", "write FILE.py:FUNCTION or MODULE:FUNCTION"),
         ("cuts/other.py:build", "there is no script cuts/other.py"),
-        ("cuts/mine.py:missing", "has no 'missing'"),
+        ("cuts/mine.py:missing", "has no function 'missing'"),
         ("cuts/mine.py:nothing", "it must give (cut, train_x, held_x); it gave a Tensor"),
         ("cuts/mine.py:lists", "must be tensors"),
         ("no_such_module:build", "No module named 'no_such_module'"),

@@ -165,11 +165,11 @@ def test_a_model_by_its_name(tmp_path, monkeypatch) -> None:
         "def wrong(): return 3\n"
         "def more(x): return x\n"
     )
-    assert size_of_model("probed_nets:net") == 12
+    assert size_of_model("probed_nets:net") == size_of_model("probed_nets.py:net") == 12
     for name, match in (
-        ("probed_nets", "module:function"),
+        ("probed_nets", "write FILE.py:FUNCTION or MODULE:FUNCTION"),
         ("no_such_module:net", "No module"),
-        ("probed_nets:none", "no attribute"),
+        ("probed_nets:none", "probed_nets has no function 'none'"),
         ("probed_nets:wrong", "a int, not a torch.nn.Module"),
         ("probed_nets:more", "missing 1 required"),
     ):

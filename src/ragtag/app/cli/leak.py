@@ -6,13 +6,8 @@ inversion has a model's updates. Each takes what a user's function gives; the fi
 
 from __future__ import annotations
 
-import importlib
-import runpy
-import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,10 +15,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ragtag.app.function import NoFunction, function_of
 from ragtag.core.errors import Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
@@ -154,23 +150,11 @@ def _require_tensors(text: str, **given: object) -> None:
 
 def _given(text: str, attack: Attack) -> tuple[Any, ...]:
     """What a user's function gives, of the right number."""
-    place, _, name = text.rpartition(":")
-    if not place or not name:
-        raise CutError(f"CUT {text!r}: write FILE.py:FUNCTION or MODULE:FUNCTION")
-    file = Path(place)
-    if place.endswith(".py") and not file.is_file():
-        raise FileNotFoundError(f"there is no script {file}")
-    with _importable(file.resolve().parent if place.endswith(".py") else Path.cwd()):
-        try:
-            if place.endswith(".py"):
-                function = runpy.run_path(str(file))[name]
-            else:
-                function = getattr(importlib.import_module(place), name)
-        except KeyError:
-            raise CutError(f"CUT {text}: {file} has no {name!r}") from None
-        except (ImportError, AttributeError) as error:
-            raise CutError(f"CUT {text}: {error}") from error
-        given = function()
+    try:
+        with function_of(text) as function:
+            given = function()
+    except NoFunction as error:
+        raise CutError(f"CUT {text}: {error}") from error
     if not isinstance(given, tuple) or len(given) not in (3, 4 if attack is Attack.INVERSION else 3):
         of = f" of {len(given)}" if isinstance(given, tuple) else ""
         raise CutError(
@@ -178,15 +162,6 @@ def _given(text: str, attack: Attack) -> tuple[Any, ...]:
             f"{type(given).__name__}{of}"
         )
     return given
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
 
 
 def to_json(found: Mapping[str, Leakage], accuracy: Mapping[str, float]) -> dict[str, Any]:

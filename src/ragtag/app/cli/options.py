@@ -257,7 +257,8 @@ Data = Annotated[
     ),
 ]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for results and figures.")
+    Path | None,
+    typer.Option("--out", "-o", metavar="FOLDER", help="Folder for results and figures.", file_okay=False),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Repetitions, for the bands.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes side by side.")]

@@ -30,7 +30,11 @@ Parameters = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODULE:FUNCTION", help="What makes the model; only its size counts."),
+    typer.Option(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="What makes the model, also FILE.py:FUNCTION; only its size counts.",
+    ),
 ]
 Ratio = Annotated[float, typer.Option("--ratio", metavar="SHARE", help="Share of the entries that is sent.")]
 Crew = Annotated[

@@ -85,6 +85,8 @@ def run(
     is well as long as enough of them finish. A script that ends with an
     error of its own is never well.
     """
+    if listen.count(":") == 1:
+        raise ValueError(f"--listen {listen}: give a host alone; each peer listens at a port that is free")
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,

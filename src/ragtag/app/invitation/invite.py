@@ -201,6 +201,8 @@ def _address(listen: str | None) -> Address:
         try:
             host, port = parse_address(listen)
         except ValueError:
+            if listen.count(":") == 1:  # a port that is none, and no host of IPv6
+                raise
             host, port = parse_address(f"[{listen}]:1" if ":" in listen else f"{listen}:1")[0], 0
     if family_of(host) and (why := unusable((host, port or 1))):
         raise ValueError(f"--listen {listen}: {why}: give the address at which others reach this machine")

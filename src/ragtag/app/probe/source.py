@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from statistics import median
 
 import numpy as np
 
+from ragtag.app.function import NoFunction, function_of
 from ragtag.app.probe.measure import SIZE_MAX, Vectors
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
@@ -66,19 +66,14 @@ def rate_of_run(folder: Path) -> tuple[float, str]:
 
 
 def size_of_model(name: str) -> int:
-    """How many values train in what ``module:function`` makes. Raises ProbeError, naming what is wrong."""
+    """How many values train in what a function makes (``function_of``). Raises ProbeError, saying why not."""
     import torch
 
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ProbeError(f"--model {name!r}: write module:function, where function() makes a torch.nn.Module")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, TypeError) as error:
+        with function_of(name) as function:
+            made = function()
+    except (NoFunction, TypeError) as error:
         raise ProbeError(f"--model {name}: {error}") from error
-    finally:
-        sys.path.pop(0)
     if not isinstance(made, torch.nn.Module):
         raise ProbeError(f"--model {name}: it made a {type(made).__name__}, not a torch.nn.Module")
     size = sum(p.numel() for p in made.parameters() if p.requires_grad)

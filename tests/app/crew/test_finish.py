@@ -514,6 +514,23 @@ def test_two_models_end_alike_and_have_one_digest() -> None:
     assert found[0][2].digest == found[1][2].digest
 
 
+def test_peers_of_which_one_has_a_model_more_do_not_end_with_the_same() -> None:
+    """As where a name of an optimizer differs, or one has not begun."""
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:
+        models = [model_of(seed=1), model_of(seed=2)]
+        made = [optimizer_of(model, transport, name=f"{at}") for at, model in enumerate(models)]
+        ours = [optimizer._averaged for optimizer in made[: 2 - transport.me]]
+        return weights(models[0]), ending.finish(transport, ours, PATIENCE_S, 1.0)
+
+    with Crew(2) as crew:
+        found = all_at_once(transports(crew), work)
+    assert torch.equal(found[0][0], found[1][0])
+    assert [str(ended).split(";")[0] for _, ended in found.values()] == [
+        "2 peers end with different models"
+    ] * 2
+
+
 def test_alone_there_is_nothing_to_agree_on() -> None:
     transport = SoloTransport(0)
     model = model_of(seed=1)

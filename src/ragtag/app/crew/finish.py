@@ -200,7 +200,7 @@ def finish(
     if mixed:
         told = _told_by(transport, ours, "finish/1", deadline_s)
     told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)
-    digests = [_of(told, what.name)[transport.me].digest for what in ours]
+    digests = {what.name: told[transport.me][what.name].digest for what in ours}
     newest = {what.name: reached(_of(first, what.name)) for what in ours}
     behind = {
         peer: late
@@ -208,8 +208,9 @@ def finish(
         if (late := max(newest[name] - stand.current for name, stand in stands.items() if name in newest)) > 0
     }
     return Finished(
-        digest=joined_digest(digests),
-        alike=all(alike(_of(told, what.name)) for what in ours),
+        digest=joined_digest([*digests.values()]),
+        alike=all(stands.keys() == digests.keys() for stands in told.values())
+        and all(alike(_of(told, what.name)) for what in ours),
         peers=tuple(sorted(told)),
         behind=behind,
         moved=max(what.whole.moved(values) for what, values in before if what.whole is not None),

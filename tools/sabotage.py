@@ -271,6 +271,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/launch/test_process.py",),
     ),
     Sabotage(
+        "a step in a compiled function is compiled, averages and all",
+        "src/ragtag/training/optimizer/optimizer.py",
+        "if torch.compiler.is_compiling():",
+        "if False:",
+        ("tests/training/test_optimizer.py", "-k", "compiled"),
+    ),
+    Sabotage(
         "command: an empty folder is the current one",
         "src/ragtag/app/cli/common.py",
         'if given.get(param.name) == "" and param.default != "":',

@@ -605,6 +605,25 @@ def test_groups_can_be_added_until_averaging_begins() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
+@pytest.mark.parametrize("average", ["models", "gradients"])
+def test_a_step_may_be_in_a_function_that_is_compiled(average: str) -> None:
+    """It is left out of the graph: averaging in one was an error of the compiler's, deep inside."""
+    models = [net(), net()]
+    plain, crews = sgd(models[0]), CrewOptimizer(sgd(models[1]), alone(), model=models[1], average=average)  # type: ignore[arg-type]
+    for model, optimizer in zip(models, (plain, crews), strict=True):
+
+        @torch.compile(backend="eager")
+        def take(at: int, model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            loss_of(model, 0, at).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for at in range(3):
+            take(at)
+    assert crews.outcome is not None and crews.outcome.round == 2
+    assert torch.equal(flat(models[0]), flat(models[1]))
+
+
 def test_it_is_not_copied_with_its_network() -> None:
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(single(net()))

@@ -315,7 +315,7 @@ def _is_error(found: object) -> bool:
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_after_leaving_a_step_says_so_and_changes_nothing(every: int) -> None:
+def test_after_leaving_a_step_says_so_and_changes_nothing(every: int, tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1)
     loader = DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2)
     with ragtag.join() as crew:
@@ -329,6 +329,8 @@ def test_after_leaving_a_step_says_so_and_changes_nothing(every: int) -> None:
         lambda: list(split),
         lambda: crew.split(loader),
         lambda: crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1)),
+        lambda: crew.resume(tmp_path),
+        crew.invitation,
     ):
         with pytest.raises(ragtag.HasLeft, match=r"this peer has left the crew.*optimizer\.inner"):
             ask()

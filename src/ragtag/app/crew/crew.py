@@ -128,8 +128,10 @@ class Crew:
         minutes: for how long it lets newcomers in (``None``: as long as one of these peers is there); the
         members hold to that, by their own clocks.
 
-        Raises RuntimeError where nobody can join: the peer is alone, or was started without membership.
+        Raises RuntimeError where nobody can join: the peer is alone, or was started without membership, or
+        (HasLeft) has left.
         """
+        self._peer.require_in("crew.invitation()")
         ends_unix_s = 0 if minutes is None else int(time.time()) + 60 * minutes
         return encode(self._peer.token().invitation(ends_unix_s))
 
@@ -577,7 +579,9 @@ class Crew:
             ValueError: it is of another model or optimizer, naming the first difference; nothing has changed.
             ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
             StateMissing: another peer's checkpoint is newer, and its state did not come.
+            HasLeft: this peer has left.
         """
+        self._peer.require_in("crew.resume(...)")
         return self._peer.resume(Path(folder))
 
     def epochs(self, n: int) -> Iterator[int]:

@@ -254,6 +254,8 @@ class CrewOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Take a local step, and average when the schedule says so. Returns the closure's loss."""
+        if torch.compiler.is_compiling():
+            return _step_uncompiled(self, closure)
         if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
             return _step_with_hooks(self, closure)
         return self._step(closure)
@@ -286,6 +288,12 @@ def _weight_or_default(
     if weight is None:
         return 1.0 if target_batch is None else "samples"
     return weight
+
+
+def _step_uncompiled(optimizer: CrewOptimizer, closure: Closure | None) -> float | None:
+    """A step in a function that is compiled breaks its graph: what networks and threads do is in none."""
+    stepping: Callable[..., float | None] = torch.compiler.disable(CrewOptimizer.step)  # type: ignore[no-untyped-call]
+    return stepping(optimizer, closure)
 
 
 # torch wraps each optimizer's step in a label for its profiler and a look for hooks, which takes as long as

@@ -703,6 +703,17 @@ def times_of(folder: Path, peer: int) -> list[float]:
     return [trace.decode(line).t for line in path.read_text().splitlines()]
 
 
+def test_a_script_that_a_peer_starts_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits the environment, and no file but the standard ones."""
+    read, write = os.pipe()
+    for fd in (read, write):
+        os.close(fd)
+    for name, value in Place(1, 2, CREW, socket_fd=read, peers=(("127.0.0.1", 1),) * 2).variables().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(JoinError, match="has the environment of peer 1, and not its socket: a script that"):
+        join()
+
+
 @pytest.mark.slow
 def test_a_clock_that_is_set_back_moves_no_record(tmp_path: Path) -> None:
     events, ends = clocked(tmp_path, (0.0, 0.0), 3600.0)

@@ -83,7 +83,7 @@ class JoinedCrews:
         number = self._crews + 1
         mine = place.of_crew(number)
         if mine.socket_fd is not None:  # a crew closes what it has; the next one needs it, too
-            mine = replace(mine, socket_fd=os.dup(mine.socket_fd))
+            mine = replace(mine, socket_fd=_copy_of(mine.socket_fd, place.rank))
         crew = join_as(mine, deadline_s, self._lost)
         driver = crew._peer.driver
         self._members = None if driver is None else driver.membership
@@ -95,6 +95,16 @@ class JoinedCrews:
 
 joined = JoinedCrews()
 """Of this process."""
+
+
+def _copy_of(socket_fd: int, rank: PeerId) -> int:
+    try:
+        return os.dup(socket_fd)
+    except OSError as error:
+        raise JoinError(
+            f"this process has the environment of peer {rank}, and not its socket: a script that a peer "
+            "starts is no peer. To train alone there, start it without the RAGTAG_ variables"
+        ) from error
 
 
 def _begin_folder(place: Place, peer: Peer) -> None:

@@ -249,6 +249,16 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
         CrewState(Told(), **options)
 
 
+def test_a_model_in_the_place_of_the_crew_is_named() -> None:
+    model: Any = network()
+    crew: Any = Told()
+    for make in (ragtag.hooks.ddp, lambda one, other: CrewState(other, one)):
+        with pytest.raises(TypeError, match=r"crew is a Sequential; give what ragtag\.join\(\) returned"):
+            make(model, model)
+        with pytest.raises(TypeError, match=r"model is .*; write model=your torch\.nn\.Module"):
+            make(crew, crew)
+
+
 @pytest.mark.parametrize("option", ["process_group", "init_sync", "broadcast_buffers"])
 def test_what_the_group_of_one_is_for_cannot_be_given(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: ragtag.hooks.ddp sets"):

@@ -12,6 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public 
 from torch.nn.parallel import DistributedDataParallel
 
 from ragtag.hooks.crew_hook import CrewLike, CrewState, average
+from ragtag.training.exchange.asked import require_kinds
 
 
 def ddp(model: torch.nn.Module, crew: CrewLike | CrewState, **options: Any) -> DistributedDataParallel:
@@ -26,11 +27,12 @@ def ddp(model: torch.nn.Module, crew: CrewLike | CrewState, **options: Any) -> D
     options: DDP's own, but for ``process_group``, ``init_sync``, ``broadcast_buffers`` and
         ``forward_sync_buffers``, which are set here.
 
-    Raises ValueError for these; what ``CrewState`` raises.
+    Raises ValueError for these, TypeError for what is no model; what ``CrewState`` raises.
     """
     own = {"process_group", "device_mesh", "init_sync", "broadcast_buffers", "forward_sync_buffers"}
     if taken := own & set(options):
         raise ValueError(f"{', '.join(sorted(taken))}: ragtag.hooks.ddp sets what DDP's process group does")
+    require_kinds(model=model)
     state = crew if isinstance(crew, CrewState) else CrewState(crew, model)
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

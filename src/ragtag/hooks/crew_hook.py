@@ -26,7 +26,7 @@ from ragtag.hooks.table import Table
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.rps import RPS
-from ragtag.training.exchange.asked import averaging_of
+from ragtag.training.exchange.asked import averaging_of, require_kinds
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.whole import Stand, Whole, kept_up
@@ -112,6 +112,9 @@ class CrewState:
         deadline_s: float | None = None,
         name: str | None = None,
     ) -> None:
+        if not hasattr(crew, "_peer"):
+            raise TypeError(f"crew is a {type(crew).__name__}; give what ragtag.join() returned")
+        require_kinds(model=model)
         if isinstance(codec, str) and codec not in DENSE:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
         if models_every < 1:

@@ -278,6 +278,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_optimizer.py", "-k", "compiled"),
     ),
     Sabotage(
+        "meetings of many models push each other out",
+        "src/ragtag/protocols/crew/meet.py",
+        "HELD_MAX = 1024",
+        "HELD_MAX = 0",
+        ("tests/protocols/test_meet.py", "-k", "many_models"),
+    ),
+    Sabotage(
+        "end: of many models peers know nothing of each other",
+        "src/ragtag/app/crew/finish.py",
+        "    if not all(told.values()):",
+        "    if False:",
+        ("tests/app/crew/test_finish.py", "-k", "number_of_models"),
+    ),
+    Sabotage(
         "command: an empty folder is the current one",
         "src/ragtag/app/cli/common.py",
         'if given.get(param.name) == "" and param.default != "":',

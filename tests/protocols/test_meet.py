@@ -14,6 +14,7 @@ from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, 
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import (
     BLOB_MAX,
+    HELD_MAX,
     MEET,
     MEETINGS_MAX,
     PATIENCE,
@@ -312,5 +313,22 @@ def test_a_meeting_that_was_held_outlives_any_number_that_others_make_up() -> No
     assert held.over
     for number in range(1, 4 * MEETINGS_MAX):
         meetings.of(number, lambda number=number: Meeting(frozenset({1, 2}), number))  # type: ignore[misc]
-        assert len(meetings._meetings) <= MEETINGS_MAX
+        assert len(meetings._meetings) <= MEETINGS_MAX + 1
     assert meetings.of(0, lambda: Meeting(frozenset({1, 2}), 0)) is held
+
+
+def test_meetings_of_many_models_are_all_kept() -> None:
+    """One that a peer has ended was forgotten while another still asked for its answer, which waited long."""
+    meetings = Meetings()
+    kept = []
+    for number in range(20 * MEETINGS_MAX):
+        kept.append(meetings.of(number, lambda number=number: Meeting(frozenset({1}), number)))  # type: ignore[misc]
+        kept[-1].step(0.0, Tell(number, b"mine", 9.0))
+        kept[-1].step(9.0, Expired(Timer(MEET, number, "deadline")))
+    assert all(
+        meetings.of(number, lambda: Meeting(frozenset(), -1)) is one for number, one in enumerate(kept)
+    )
+    for number in range(len(kept), 2 * HELD_MAX):
+        meeting = meetings.of(number, lambda number=number: Meeting(frozenset({1}), number))  # type: ignore[misc]
+        meeting.step(0.0, Tell(number, b"", 9.0))
+    assert len(meetings._meetings) <= MEETINGS_MAX + HELD_MAX

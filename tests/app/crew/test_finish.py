@@ -514,6 +514,37 @@ def test_two_models_end_alike_and_have_one_digest() -> None:
     assert found[0][2].digest == found[1][2].digest
 
 
+def test_any_number_of_models_end_alike() -> None:
+    """What peers tell of so many has no room in a post."""
+    many = 24
+
+    def work(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:
+        models = [nn.Linear(2, 1) for _ in range(many)]
+        with torch.no_grad():
+            for at, model in enumerate(models):
+                model.weight.fill_(at + transport.me)
+                model.bias.fill_(0.0)
+        made = [optimizer_of(model, transport, name=f"{at}", every=3) for at, model in enumerate(models)]
+        for model, optimizer in zip(models, made, strict=True):
+            for _ in range(4):
+                optimizer.zero_grad()
+                (0.0 * model(torch.ones(1, 2))).sum().backward()
+                optimizer.step()
+        ended = ending.finish(transport, [optimizer._averaged for optimizer in made], PATIENCE_S, 1.0)
+        return torch.stack([weights(model) for model in models]), ended
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    first, ended = found[0]
+    assert torch.equal(first[:, 0], torch.arange(many) + 1.0)
+    assert all(torch.equal(values, first) for values, _ in found.values())
+    assert (ended.alike, ended.peers, len({also.digest for _, also in found.values()})) == (
+        True,
+        (0, 1, 2),
+        1,
+    )
+
+
 def test_peers_of_which_one_has_a_model_more_do_not_end_with_the_same() -> None:
     """As where a name of an optimizer differs, or one has not begun."""
 

@@ -20,6 +20,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of
 from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.protocols.crew.board import BLOB_MAX
 from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
 from ragtag.training.state.fixed import Fixed, formed_alike
@@ -190,6 +191,8 @@ def finish(
     notices = transport.notices(END)
     if notices.peers - told.keys():  # these will not come to meetings either
         deadline_s = min(deadline_s, max(_MEET_S, _TIMES * copying_s, _TIMES * notices.rto_s))
+    if not all(told.values()):
+        first = told = _told_by(transport, ours, "finish/0", deadline_s)
     mixed = (
         [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
     )
@@ -224,9 +227,14 @@ def _gathered(
     training_s: float,
     meanwhile: Callable[[], None],
 ) -> _Told:
-    """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself."""
+    """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself:
+    nothing, where it averages more than a post has room for.
+    """
     mine = {what.name: what.stand() for what in ours}
-    number = transport.post(END, msgspec.msgpack.encode(mine))
+    blob = msgspec.msgpack.encode(mine)
+    if len(blob) > BLOB_MAX:
+        mine, blob = {}, b""
+    number = transport.post(END, blob)
     channels = [channel_of(what.name) for what in ours]
     began_s = time.monotonic()
     newest, busy_s, look_s, said = _newest(transport, channels), None, _LOOK_FIRST_S, False
@@ -253,7 +261,7 @@ def _gathered(
     told = {transport.me: mine}
     for peer, posted in notices.posts.items():
         if peer != transport.me and peer not in coming:
-            told |= _read(peer, posted.blob, mine)
+            told |= _read(peer, posted.blob, mine) if mine and posted.blob else {peer: {}}
     return told
 
 

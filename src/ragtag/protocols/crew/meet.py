@@ -41,7 +41,9 @@ MEET = 255
 BLOB_MAX = 1 << 20
 TELL, TOLD = 0, 1
 MEETINGS_MAX = 32
-"""How many meetings are kept, to go on answering."""
+"""How many meetings are kept that others alone have told of."""
+HELD_MAX = 1024
+"""How many of this peer's own are kept, to go on answering: some for each thing that it averages."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 1.0
 PATIENCE = 4.0
 """A late peer waits so many times as long as the slowest answer (or the first pause) took. By then it has
@@ -223,8 +225,9 @@ class Meeting:
 class Meetings:
     """All meetings of a peer, bounded.
 
-    The first to be forgotten are meetings that only others have told of, the highest number first, as they
-    are counted from 0 on. Meetings that this peer holds stay longest: newcomers are answered in them.
+    Of meetings that only others have told of the first to be forgotten are those of the highest number, as
+    they are counted from 0 on. What others make up so pushes out no meeting that this peer holds: newcomers
+    are answered in it, and a peer that comes to it later.
     """
 
     def __init__(self) -> None:
@@ -234,10 +237,12 @@ class Meetings:
         """The meeting with this number; ``make`` it, where it is new."""
         meeting = self._meetings.get(number)
         if meeting is None:
-            if len(self._meetings) >= MEETINGS_MAX:
-                heard_of = [other for other, known in self._meetings.items() if not known.held]
+            heard_of = [other for other, known in self._meetings.items() if not known.held]
+            if len(heard_of) >= MEETINGS_MAX:
+                del self._meetings[max(heard_of)]
+            elif len(self._meetings) >= MEETINGS_MAX + HELD_MAX:
                 idle = [other for other, known in self._meetings.items() if not known.under_way]
-                del self._meetings[max(heard_of) if heard_of else min(idle or self._meetings)]
+                del self._meetings[min(idle or self._meetings)]
             meeting = self._meetings[number] = make()
         return meeting
 

@@ -35,6 +35,12 @@ def function(text: str) -> ast.FunctionDef:
         ("return a + b", "return a - b", "- return a + b\n+ return a - b"),
         ("raise ValueError(f'{a} is wrong')", "raise ValueError(None)", ""),
         ("assert a, 'wrong'", "assert a, 'XXwrongXX'", ""),
+        ("whole('a', a, 1, 'peers')", "whole('a', a, 1, None)", ""),
+        (
+            "whole('a', a, 1, 'peers')",
+            "whole('a', a, 2, 'peers')",
+            "- whole('a', a, 1, 'peers')\n+ whole('a', a, 2, 'peers')",
+        ),
         ("assert a, 'wrong'", "assert b, 'wrong'", "- assert a, 'wrong'\n+ assert b, 'wrong'"),
         (
             "raise ValueError(a) from error",

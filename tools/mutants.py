@@ -76,6 +76,13 @@ class Wordless(ast.NodeTransformer):
         """Without its message."""
         return ast.Assert(node.test, None)
 
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Of a check of a whole number (``schedules.base.whole``) what is checked, not what it is called."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "whole":
+            return ast.Call(node.func, node.args[1:3], node.keywords)
+        return node
+
 
 def changed(before: ast.FunctionDef, after: ast.FunctionDef) -> str:
     """The lines in which two forms of a function differ; empty: only in the words of an error."""

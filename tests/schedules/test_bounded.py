@@ -61,6 +61,10 @@ def test_the_moving_bound_stops_where_the_wait_is_shortest() -> None:
     one_more = progress({0: 3, 1: 1}, step_s={0: 3.0, 1: 10.0}, since_s={1: 6.9})
     assert extra_steps(3.0, 10.0, 6.9, 7) == 1
     assert isinstance(DynamicBound(1, 8).decide(one_more), Average)
+    # two more would be best, and one more is all that is left
+    assert (extra_steps(5.2, 10.0, 9.0, 2), extra_steps(5.2, 10.0, 9.0, 1)) == (2, 0)
+    at_the_end = progress({0: 3, 1: 1}, step_s={0: 5.2, 1: 10.0}, since_s={1: 9.0})
+    assert isinstance(DynamicBound(1, 2).decide(at_the_end), Wait)
 
 
 @given(times, times, st.floats(0, 1e3), st.integers(0, 12))

@@ -33,6 +33,7 @@ def test_backup_workers_step_by_the_first_of_a_version(n, data) -> None:
     spare = data.draw(st.integers(0, n - 1))
     assert fed(BackupWorkers(spare), n, 5 * (n - spare)) == [n - spare] * 5
     assert isinstance(BackupWorkers(spare).judge(Arrival(0, 1, 1, n)), Drop)
+    assert BackupWorkers(spare).judge(Arrival(0, 0, 1, n)) == Take(1.0, close=n - spare <= 1)
     assert fed(SYNCHRONOUS, n, 3 * n) == [n] * 3
     assert BackupWorkers(spare).barrier
 

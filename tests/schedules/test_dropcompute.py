@@ -63,6 +63,7 @@ def test_a_straggler_is_cut_short() -> None:
     micro_s = np.ones((2, 8, 10))
     micro_s[:, 0] = 5.0
     assert best_threshold_s(micro_s) == pytest.approx(10.0, rel=0.1)
+    assert best_threshold_s(micro_s / 1024) == best_threshold_s(micro_s) / 1024
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,8 @@ def test_absurd_speeds_are_named_and_can_be_left_out(wrong) -> None:
 def test_bad_input_says_what_to_do(make, says) -> None:
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_equal_groups_of_which_some_are_slow_take_as_long_as_the_formula_says() -> None:
+    assert predicted(4, 1, 1.0) == pytest.approx(4 / 3.5)
+    assert predicted(4, 0, 1.0) == 1.0 and predicted(1, 1, 2.0) == pytest.approx(3.0)

@@ -112,6 +112,12 @@ def test_all_come_to_the_average_at_about_the_same_time(speeds: dict[int, float]
         assert abs(steps * mine_s - k * slowest_s) <= mine_s / 2 + 1e-6 or steps == k
 
 
+def test_the_slowest_takes_its_count_of_steps_however_long_they_take_this_time() -> None:
+    assert Matched(3).decide(progress(2, {0: 1.0, 1: 0.5}, 2.6)) == Compute()
+    assert Matched(3).decide(progress(3, {0: 1.0, 1: 0.5}, 2.6)) == Average()
+    assert Matched(3).decide(progress(2, {0: 0.9, 1: 1.0}, 2.6)) == Average(), "another goes by the time"
+
+
 def test_the_bound_on_local_steps_holds() -> None:
     assert taken(Matched(most=8), 0.01, {1: 1.0}) == 8
 

@@ -1079,6 +1079,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "push-sum: what one peer sends is kept without end",
+        "src/ragtag/protocols/groups/pushsum.py",
+        "if len(by_round) == _ROUNDS_SEEN:",
+        "if False:",
+        ("tests/protocols/test_pushsum.py", "-k", "keeps_out_nobody"),
+    ),
+    Sabotage(
         "plans: one peer's use up the room of all",
         "src/ragtag/protocols/channel/shares.py",
         "if plan.channel not in told and len(told) >= PLANS_MAX:",

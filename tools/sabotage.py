@@ -1079,6 +1079,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "rounds: one that tells far ones is believed each time",
+        "src/ragtag/protocols/channel/at_once.py",
+        "self._patience[peer] = 2 * patience",
+        "self._patience[peer] = patience",
+        ("tests/protocols/test_asking.py", "-k", "logarithm"),
+    ),
+    Sabotage(
         "push-sum: what one peer sends is kept without end",
         "src/ragtag/protocols/groups/pushsum.py",
         "if len(by_round) == _ROUNDS_SEEN:",

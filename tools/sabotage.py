@@ -1079,6 +1079,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "epochs: one that lies is believed",
+        "src/ragtag/training/samples/answers.py",
+        "by_two = sorted(told.values())[-2:-1] or [0]",
+        "by_two = sorted(told.values())[-1:] or [0]",
+        ("tests/training/test_epochs.py", "-k", "ends_the_training"),
+    ),
+    Sabotage(
         "rounds: one that tells far ones is believed each time",
         "src/ragtag/protocols/channel/at_once.py",
         "self._patience[peer] = 2 * patience",

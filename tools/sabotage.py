@@ -1128,6 +1128,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "epochs: one that lies is believed",
+        "src/ragtag/training/samples/answers.py",
+        "by_two = sorted(told.values())[-2:-1] or [0]",
+        "by_two = sorted(told.values())[-1:] or [0]",
+        ("tests/training/test_epochs.py", "-k", "ends_the_training"),
+    ),
+    Sabotage(
+        "rounds: one that tells far ones is believed each time",
+        "src/ragtag/protocols/channel/at_once.py",
+        "self._patience[peer] = 2 * patience",
+        "self._patience[peer] = patience",
+        ("tests/protocols/test_asking.py", "-k", "logarithm"),
+    ),
+    Sabotage(
+        "push-sum: what one peer sends is kept without end",
+        "src/ragtag/protocols/groups/pushsum.py",
+        "if len(by_round) == _ROUNDS_SEEN:",
+        "if False:",
+        ("tests/protocols/test_pushsum.py", "-k", "keeps_out_nobody"),
+    ),
+    Sabotage(
         "plans: one peer's use up the room of all",
         "src/ragtag/protocols/channel/shares.py",
         "if plan.channel not in told and len(told) >= PLANS_MAX:",

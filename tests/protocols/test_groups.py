@@ -23,6 +23,7 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
+from ragtag.protocols.channel.at_once import CATCH_UP
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.group import Group
@@ -391,3 +392,24 @@ def test_what_goes_first_in_a_round_goes_first_in_a_groups(monkeypatch: pytest.M
     monkeypatch.setattr(group, "machine", SimpleNamespace(step=lambda now_s, event: [Send(run, 1.0, True)]))
     (sent,) = group.expire(0.0, Timer(0, 2, "repair"))
     assert isinstance(sent, Send) and sent.run.peer == 9 and sent.first
+
+
+def test_one_that_tells_far_rounds_time_and_again_has_nobody_skip_to_each() -> None:
+    """It may have been alone, but not again and again; what two tell, or the only other one, is believed."""
+
+    def tell(node: GroupNode, peer: int, number: int) -> None:
+        node.step(0.0, Arrived((blob_message(peer, MessageKey(0, number, SCATTER, 0), b"\0"),)))
+
+    node, pair = (moshpit(4)(0, View(range(n))) for n in (4, 2))
+    assert isinstance(node, GroupNode) and isinstance(pair, GroupNode)
+    node.resume(0)
+    pair.resume(0)
+    tell(node, 3, 1000)
+    for number in (1 << 20, 1 << 21, 1000 + 2 * CATCH_UP):
+        tell(node, 3, number)
+    assert node.highest == 1000
+    tell(node, 2, 5000)
+    assert node.highest == 5000, "an honest one and that"
+    for number in (1000, 1 << 20):
+        tell(pair, 1, number)
+        assert pair.highest == number

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from ragtag.core.faults import Faults, Loss
-from ragtag.core.types import Outcome, PeerId
+from ragtag.core.types import Arrived, MessageKey, Outcome, PeerId
 from ragtag.protocols.groups.keys import View
-from ragtag.protocols.groups.pushsum import PushSum
+from ragtag.protocols.groups.pushsum import _ROUNDS_SEEN, PushSum
+from ragtag.protocols.rounds.base import whole_message
 from tests.protocols.group_crews import RTT_S, GroupCrew, channel
 
 
@@ -66,3 +67,21 @@ def test_a_crew_of_one_keeps_what_it_has() -> None:
     c = crew(1, 2)
     assert np.array_equal(c.values[0], c.start[0])
     assert len(View([0])) == 1
+
+
+def test_a_peer_that_sends_in_round_after_round_keeps_out_nobody_else() -> None:
+    """Of each peer the newest messages are known: what is kept is bounded, and copies do not count."""
+    node = PushSum(0, View(range(4)), 0, channel(1))
+    payload, ones = np.ones((1, 1088), np.uint8), np.ones(1, np.float32)
+
+    def give(peer: PeerId, number: int) -> float:
+        run = whole_message(peer, MessageKey(0, number, 0, 0), payload, ones, np.ones(1, np.uint64))
+        before = float(node._weight[0])
+        node.step(0.0, Arrived((run,)))
+        return float(node._weight[0]) - before
+
+    assert give(1, 1000) == 1, "the crew is that far"
+    assert sum(give(3, number) for number in range(300)) == 300
+    assert sum(len(known) for known in node._seen.values()) <= 3 * _ROUNDS_SEEN
+    assert [give(3, number) for number in (0, 200, 299)] == [0, 0, 0], "copies"
+    assert give(2, 1002) == 1

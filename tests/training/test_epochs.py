@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ragtag.training.samples.epochs import Epochs
+from ragtag.core.channels import topic_of
+from ragtag.protocols.crew.board import BLOB_MAX
+from ragtag.training.samples.claims import Section, encode
+from ragtag.training.samples.epochs import _POST, TOPIC, Epochs
 from ragtag.training.samples.portion import Portion
 from ragtag.training.state.tree import copy_tree
 from tests.training.test_split import Crew, Numbers, Stream, drawn, flat
@@ -38,6 +41,7 @@ class Peer:
         if number not in self.splits:
             loader = DataLoader(Numbers(self.size), batch_size=self.batch, shuffle=True)
             more: dict[str, Any] = {"shards": self.shards, "ordinal": number, "epochs": self.epochs}
+            more["late"] = self.late
             self.splits[number] = Portion(loader, self.me, self.peers, seed=7, **more)
             self.epochs.restore(number, self.splits[number])
         return self.splits[number]
@@ -100,6 +104,52 @@ def test_a_newcomer_begins_in_the_crews_epoch() -> None:
     assert newcomer.log
     for epoch in range(6):
         assert samples(epoch, member, newcomer) == list(range(40))
+
+
+def test_newcomers_of_one_instant_begin_in_the_epoch_of_the_only_member() -> None:
+    """What they tell themselves, before they know, is nothing to the others."""
+    crew = Crew.of(3)
+    member, training = advanced(crew, 0, 3, 6)
+    newcomers = [Peer(crew, me, late=True) for me in (1, 2)]
+    together(training, *(newcomer.train(6) for newcomer in newcomers))
+    assert [newcomer.seen for newcomer in newcomers] == [[3, 4, 5]] * 2
+    for epoch in range(6):
+        assert samples(epoch, member, *newcomers) == list(range(40))
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_one_that_tells_a_far_epoch_ends_the_training_for_nobody(when: int) -> None:
+    crew = Crew.of(4)
+    peers = [Peer(crew, me) for me in range(2)]
+    trainings = [peer.train(5) for peer in peers]
+    while when and next(trainings[0]) < when:
+        next(trainings[1])
+    crew.as_seen_by(2).post(TOPIC, _POST.pack(1, 1 << 50, 1 << 50))
+    newcomer = Peer(crew, 3, late=when > 0)
+    together(*trainings, newcomer.train(5))
+    assert [peer.seen for peer in peers] == [[0, 1, 2, 3, 4]] * 2
+    assert newcomer.seen[-1] == 4 and max(peer.epochs.step for peer in (*peers, newcomer)) < 1000
+    for epoch in range(5):
+        assert samples(epoch, *peers, newcomer) == list(range(40))
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_one_that_tells_that_far_epochs_are_over_takes_the_samples_from_nobody(when: int) -> None:
+    crew = Crew.of(4)
+    peers = [Peer(crew, me) for me in range(2)]
+    trainings = [peer.train(5) for peer in peers]
+    while when and next(trainings[0]) < when:
+        next(trainings[1])
+    far = 1 << 40
+    made_up = Section(2, 1, 0, 0, far, far, far, 0, (), (), 0)
+    identity = peers[0].split()._deck.identity
+    crew.as_seen_by(2).post(topic_of("split 0"), encode(identity, [made_up], BLOB_MAX))
+    newcomer = Peer(crew, 3, late=when > 0)
+    together(*trainings, newcomer.train(5))
+    assert [peer.seen for peer in peers] == [[0, 1, 2, 3, 4]] * 2
+    assert newcomer.seen and newcomer.seen[-1] == 4
+    for epoch in range(5):
+        assert samples(epoch, *peers, newcomer) == list(range(40))
 
 
 def test_a_newcomer_of_the_last_epoch_ends_with_the_crew() -> None:

@@ -588,10 +588,11 @@ class Crew:
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.
 
         A peer that comes late begins with the epoch that the crew is in, one that was away goes on with it,
-        and a crew that resumes begins with its checkpoint's. All peers end when one has done the last epoch.
-        In each epoch go through ``crew.split(loader)`` once. With no split, or with shards, the peer that is
-        ahead counts for all. Make the optimizers before: a newcomer that averages gradients gets into step
-        here. In a crew of more than 64, every 64 peers count their own.
+        and a crew that resumes begins with its checkpoint's. All peers end when two have done the last epoch,
+        of two peers one. In each epoch go through ``crew.split(loader)`` once. With no split, or with shards,
+        the second of those that are ahead counts for all, as one may be wrong, of two peers the first. Make
+        the optimizers before: a newcomer that averages gradients gets into step here. In a crew of more than
+        64, every 64 peers count their own.
 
         Raises ValueError: n is no number of epochs; HasLeft: this peer has left.
         """

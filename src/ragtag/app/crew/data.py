@@ -135,6 +135,7 @@ class Data:
             founded=self._founded,
             epochs=self.epochs,
             busy_s=self._busy_s,
+            late=transport.late,
         )
         self.epochs.restore(ordinal, portion)
         live = transport.live

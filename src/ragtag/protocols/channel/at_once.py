@@ -7,7 +7,7 @@ behind or new. What happens in one round is a machine of its own (``base.Round``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +73,66 @@ ONLY_CLIENTS = (
 )
 JUMP_MAX = 1 << 24
 """How many rounds a peer can have missed. A round further ahead is not believed."""
+
+
+class FarRounds:
+    """Which rounds are believed to be the crew's, though one member may tell any number.
+
+    What two others tell is believed, or the only other; of one alone a number that is no more than
+    ``CATCH_UP`` beyond that, and beyond the last round here: a peer that skips no more gives its values.
+
+    A peer that was alone for a while is honest and far ahead, and only the others can come to it. So one is
+    believed further, too: at once, the second time when it has told of rounds far ahead, and of none nearer,
+    in two rounds here, then in four, and so on. So in n rounds one that lies moves each of the others at most
+    log2(n) + 1 times, and uses up no numbers. A peer that has had no round yet begins where it is told.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[PeerId, int] = {}
+        self._alone: dict[PeerId, tuple[int, int]] = {}
+        """In how many rounds here a peer told of far ones, and of no nearer one since; the last of them."""
+        self._patience: dict[PeerId, int] = {}
+        self._vouched = 0
+
+    def believes(
+        self, done: int, number: int, peers: Iterable[PeerId], others: Callable[[], Collection[PeerId]]
+    ) -> bool:
+        """Whether a number is believed that ``peers`` tell.
+
+        done: the last round here.
+        others: the peers that would tell of a later one; asked for where the number is far ahead.
+        """
+        if number <= max(done, self._vouched) + CATCH_UP:
+            for peer in peers if self._alone else ():
+                self._alone.pop(peer, None)
+            return True
+        if number > max(done, 0) + JUMP_MAX:
+            return False
+        if done < 0:
+            return True
+        peers, there = tuple(peers), others()
+        for peer in peers:
+            self._told[peer] = max(number, self._told.get(peer, 0))
+        if len(there) < 2:
+            return True
+        told = sorted(self._told[peer] for peer in there if peer in self._told)
+        if len(told) > 1:  # two tell the second highest, or more
+            self._vouched = max(self._vouched, told[-2])
+        if sum(self._persists(done, peer) for peer in peers):
+            self._vouched = max(self._vouched, number)
+        return number <= self._vouched + CATCH_UP
+
+    def _persists(self, done: int, peer: PeerId) -> bool:
+        times, last = self._alone.get(peer, (0, done - 1))
+        self._alone[peer] = times + (done != last), done
+        patience = self._patience.get(peer, 1)
+        if self._alone[peer][0] < patience:
+            return False
+        del self._alone[peer]
+        self._patience[peer] = 2 * patience
+        return True
+
+
 ROUND_MAX = (1 << 32) - 1
 """Round numbers travel in 32 bits."""
 _ZERO: Floats = np.zeros((1, 1), np.float32)
@@ -97,6 +157,7 @@ class Rounds:
         self.patience = Patience()
         self._reordering = Reordering()
         self.done = self.highest = -1
+        self._far = FarRounds()
         self.active: int | None = None
         self.rounds: dict[int, Round] = {}
         self._spare: list[Floats] = []
@@ -210,9 +271,9 @@ class Rounds:
         """Rounds that have not begun here, and from which something has come already."""
         return sorted(r for r in self.rounds if r > self.done and r != self.active)
 
-    def _admits(self, number: int) -> bool:
-        """Whether a message of this round is taken: no round that is made up, and few that are to come."""
-        if not self._believes(number):
+    def _admits(self, number: int, runs: Iterable[Run]) -> bool:
+        """Whether messages of this round are taken: no round that is made up, and few that are to come."""
+        if not self._believes(number, runs):
             return False
         if number <= self.done or number in self.rounds or number == self.active:
             return True
@@ -223,14 +284,14 @@ class Rounds:
             del self.rounds[ahead[0]]
         return True
 
-    def _believes(self, number: int) -> bool:
-        """A peer was heard in a round. It is not believed if that is made up, or of a crew that this peer
-        could not catch up with.
+    def _believes(self, number: int, runs: Iterable[Run]) -> bool:
+        """Peers were heard in a round. It is not believed if that may be made up (``FarRounds``), or is of a
+        crew that this peer could not catch up with.
 
         A question tells as much as values do. One that owns nothing, and follows while it comes in, hears
         nothing else of a round before its end: and the owners, which ask it for its copies, wait for them.
         """
-        if number > max(self.done, 0) + JUMP_MAX:
+        if not self._far.believes(self.done, number, (run.peer for run in runs), self._tellers):
             return False
         self.highest = max(self.highest, number)
         return True
@@ -356,6 +417,14 @@ class Rounds:
         """The peers that a round waits for: a client is owed nothing by other clients."""
         waiting = self._crew.presence.waiting
         return waiting if self._owns else waiting - self._crew.clients
+
+    def _tellers(self) -> frozenset[PeerId]:
+        """The peers from which this one would hear of a later round. On a ring it hears one neighbour alone,
+        and whatever an auxiliary tells it has from others.
+        """
+        if not self._channel.averager.owned:
+            return NOBODY
+        return self._waiting - self._crew.auxiliary or self._waiting
 
     def _replan(self, number: int) -> frozenset[PeerId]:
         """A round begins. Where a plan came since something of the round did, that is lost: which peers sent
@@ -513,7 +582,7 @@ class Rounds:
         number = run.key.round
         if run.key.stage in QUESTIONS:  # the asker waits in that round; an earlier one may wait for it
             rtt_s = self._crew.rtt_s.get(run.peer, self._channel.rtt_s)
-            self._believes(number)
+            self._believes(number, (run,))
             machine = self.rounds.get(number)
             never = number < self._now() or (machine is not None and machine.goes_elsewhere(run))
             answer = here(now_s, run, rtt_s, never)
@@ -536,7 +605,7 @@ class Rounds:
         """Runs of one round, whose senders cut the vector as this peer does."""
         if number == self.active:  # most are of the round under way
             return self._settle(self.rounds[number].step(now_s, event))
-        if not self._admits(number):
+        if not self._admits(number, event.runs):
             return []
         if number <= self.done:
             if number == self.done and any(run.peer not in self._aside for run in event.runs):

@@ -33,7 +33,7 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.channel.at_once import JUMP_MAX
+from ragtag.protocols.channel.at_once import FarRounds
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.rounds.asking import QUESTIONS, here
 from ragtag.protocols.rounds.base import spans_of, whole_message
@@ -78,6 +78,7 @@ class PartialMachine(ABC):
             raise ValueError("a channel of no values: there is nothing to average")
         self.me, self.view, self.seed, self.channel = me, view, seed, channel
         self.done = self.highest = -1
+        self._far = FarRounds()
         self.active: int | None = None
         self.started_s = 0.0
         self._ask: Average | None = None
@@ -176,13 +177,16 @@ class PartialMachine(ABC):
         if run.peer == self.me or run.key.channel != self.channel.number:
             return []
         number = run.key.round
-        if number > max(self.done, 0) + JUMP_MAX:
+        if not self._far.believes(self.done, number, (run.peer,), self._others):
             return []
         self.highest = max(self.highest, number)
         if run.key.stage in QUESTIONS:
             never = number < (self._next() if self.active is None else self.active)
             return [here(now_s, run, self.channel.rtt_s, never)]
         return self._take(now_s, run)
+
+    def _others(self) -> set[PeerId]:
+        return {*self.view.peers} - {self.me}
 
     def _keep(self, run: Run) -> None:
         """Keep a copy of a run that came too early; the receiver uses its buffer again."""

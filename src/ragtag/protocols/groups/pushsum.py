@@ -24,8 +24,8 @@ from ragtag.protocols.rounds.base import Incoming
 
 _MASS = 0
 _SENDERS_MAX = 63
-_SEEN_MAX = 256
 _ROUNDS_SEEN = 8
+"""Of each peer so many messages are known by their rounds, the newest. An older one could be a copy."""
 
 
 @lru_cache(maxsize=8)
@@ -57,7 +57,7 @@ class PushSum(PartialMachine):
         self._restart()
         self._sum: Floats = np.zeros((channel.n_chunks, channel.codec.elements), np.float32)
         self._weight: Floats = np.zeros(channel.n_chunks, np.float32)
-        self._seen: dict[tuple[int, PeerId], Incoming] = {}
+        self._seen: dict[PeerId, dict[int, Incoming]] = {}
         self._open: set[PeerId] = set()
         self._heard: dict[PeerId, None] = {}
 
@@ -74,7 +74,7 @@ class PushSum(PartialMachine):
         sources = _sources(self.seed, self.active, n, self._exponential).get(rank, ())
         self._open = {peers[source] for source in sources}
         for peer in tuple(self._open):
-            seen = self._seen.get((self.active, peer))
+            seen = self._seen.get(peer, {}).get(self.active)
             if seen is not None and seen.closed:
                 self._open.discard(peer)
         until_s = now_s + self._wait.budget_s()
@@ -88,12 +88,15 @@ class PushSum(PartialMachine):
             return []  # so old that a copy could not be recognised
         if run.total != self.channel.n_chunks or run.first + len(run.payload) > run.total:
             return []
-        entry = (run.key.round, run.peer)
-        seen = self._seen.get(entry)
+        by_round = self._seen.setdefault(run.peer, {})
+        seen = by_round.get(run.key.round)
         if seen is None:
-            if len(self._seen) >= _SEEN_MAX:
-                return []
-            seen = self._seen[entry] = Incoming(run.total)
+            if len(by_round) == _ROUNDS_SEEN:
+                oldest = min(by_round)
+                if run.key.round < oldest:
+                    return []
+                del by_round[oldest]
+            seen = by_round[run.key.round] = Incoming(run.total)
         for a, b in seen.fresh(run):
             rows = slice(run.first + a, run.first + b)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -133,5 +136,7 @@ class PushSum(PartialMachine):
         outcome = self.outcome(now_s, mean, weight, came, members, tuple(sorted(self._open)), expired)
         self._sum, self._weight = np.zeros_like(self._sum), np.zeros_like(self._weight)
         self._heard, self._open = {}, set()
-        self._seen = {e: i for e, i in self._seen.items() if e[0] >= self.active - _ROUNDS_SEEN}
+        for by_round in self._seen.values():
+            for old in [number for number in by_round if number < self.active - _ROUNDS_SEEN]:
+                del by_round[old]
         return self._finish(now_s, outcome)

@@ -69,6 +69,22 @@ class Answers:
         self._in_vain = late
         return True
 
+    def vouched(self, told: Mapping[int, int], late: bool = False) -> int:
+        """The highest number that two others tell, or exceed; where one other is there, its own; 0: none.
+
+        So one that lies moves nobody beyond what an honest peer tells. Where nobody else can be asked, a peer
+        that was away goes by the one that there is.
+
+        told: by peer, those of peers that have left, too. A peer that is there and tells none is at 0.
+        late: the crew has begun before this peer: those that tell none may be newcomers as it is, and do not
+            count.
+        """
+        told = {peer: number for peer, number in told.items() if peer != self.me}
+        there = self.present - {self.me}
+        asked = (there & told.keys() if late else there) or told.keys()
+        by_two = sorted(told.values())[-2:-1] or [0]
+        return max([*by_two, *(told.get(peer, 0) for peer in asked if len(asked) == 1)])
+
     def _late(self, number: int) -> dict[int, int]:
         """The last post that each peer has acknowledged, of those that are awaited and lack this one."""
         return {p: known for p in self._awaited if (known := self._reached.get(p, 0)) < number}

@@ -23,17 +23,23 @@ _log = logging.getLogger("ragtag")
 
 
 class Drawer:
-    """Peer ``me``'s blocks of ``deck``; on_report: is told what each epoch came to."""
+    """Peer ``me``'s blocks of ``deck``; on_report: is told what each epoch came to; late: see ``Pool``."""
 
     def __init__(
-        self, me: int, peers: Peers, deck: Deck, ordinal: int, on_report: Callable[[EpochReport], None]
+        self,
+        me: int,
+        peers: Peers,
+        deck: Deck,
+        ordinal: int,
+        on_report: Callable[[EpochReport], None],
+        late: bool = False,
     ) -> None:
         self.epoch = 0
         self._me, self._peers, self._deck, self._on_report = me, peers, deck, on_report
         shared = ordinal if ordinal < TOPICS else KEPT + ordinal % (TOPICS - KEPT)
         self._topic = topic_of(f"split {shared}")
         # tenths of a second since 1970, as processes are told apart in datagrams
-        self._pool = Pool(me, deck, time.time_ns() // 10**8)
+        self._pool = Pool(me, deck, time.time_ns() // 10**8, late=late)
         self._warned: set[int] = set()
         self._stopped = False
         self._mine: tuple[int, Mask] | None = None  # the epoch that is drawn alone, and what of it

@@ -1,15 +1,17 @@
 """The epoch that a crew is in, which all its peers count together.
 
-Each peer posts the epoch that it begins, or that is next; the crew is in the highest of them. Before a peer
-begins one it posts, and waits until the others have acknowledged that, so it knows all that they had posted
-by then (``ragtag.protocols.crew.board``), within the measured patience of ``training.samples.answers``. So a
-newcomer begins where the crew is, a peer that was away goes on there, and all end once one has done the last
-epoch.
+Each peer posts the epoch that it begins, or that is next; the crew is in the highest of them that two peers
+post, or exceed, or the only other one (``Answers.vouched``): one that lies ends the training for nobody.
+Before a peer begins one it posts, and waits until the others have acknowledged that, so it knows all that
+they had posted by then (``ragtag.protocols.crew.board``), within the measured patience of
+``training.samples.answers``. So a newcomer begins where the crew is, a peer that was away goes on there, and
+all end once two have done the last epoch.
 
 Batches come from splits, which draw from pools that have epochs of their own. A split that is gone through in
 an epoch begins that epoch of its pool; where the pool is ahead (the crew went on meanwhile) the epoch is
 that one from then on. In an epoch in which a peer's splits had nothing for it, it posts nothing: a peer with
-an empty shard would end the training for all. Without splits the peer that is ahead counts for all.
+an empty shard would end the training for all. Without splits the second peer counts for all, of two peers the
+first.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ TOPIC = topic_of("epochs")
 _POST = struct.Struct("<BQQ")
 _VERSION = 1
 _COUNT_MAX = 1 << 53
+_UNKNOWN = (1 << 64) - 1
+"""The epoch in the post of a newcomer that asks where the crew is."""
 _LOOK_FIRST_S, _LOOK_MAX_S = 2e-4, 5e-3
 
 _log = logging.getLogger("ragtag")
@@ -70,7 +74,7 @@ class Epochs:
         self._gone_through: list[Passed] | None = None  # in the epoch under way; None: none is
         self._begun = 0
         self._answers = Answers(peers.me)
-        self._loaded = self._entered = False
+        self._loaded = self._entered = self._asks = False
         self._restored: Mapping[str, Any] = {}
 
     @property
@@ -108,6 +112,7 @@ class Epochs:
             self._gone_through = None
             self.epoch += 1
             if idle:
+                self._look(0.0)
                 self.epoch = max(self.epoch, self._told()[0])
             else:
                 self._agree()
@@ -144,12 +149,16 @@ class Epochs:
     def _enter(self, late: bool) -> bool:
         """Find out where the crew is; whether there is anything to go on with."""
         loaded = self.epoch
-        if late:  # what a member's state said is of a crew that may be told by itself
-            self.epoch = 0
-        told, self._entered = self._agree(), True
+        if late and not self._entered:  # what a member's state said is of a crew that may be told by itself
+            self.epoch, self._asks = 0, True
+        told = self._agree()
+        self._entered, self._asks = True, False
+        if not told:
+            self.epoch = loaded
+        if late:
+            self._peers.post_soon(TOPIC, self._post())
         if told:
             return True
-        self.epoch = loaded
         if late and not self._loaded and self._peers.live <= {self._peers.me}:
             _log.warning("nobody is left of the crew that this peer came to: it has nothing to go on with")
             return False
@@ -166,7 +175,7 @@ class Epochs:
         self._answers.moved_on()
         while True:
             now_s = self._peers.now_s()
-            self._answers.look(self._peers.notices(TOPIC), self._peers.live, now_s - seen_s)
+            self._look(now_s - seen_s)
             if self._answers.enough_know(number):
                 break
             seen_s = now_s
@@ -178,19 +187,24 @@ class Epochs:
             self._peers.post_soon(TOPIC, self._post())
         return any_told
 
+    def _look(self, since_s: float) -> None:
+        self._answers.look(self._peers.notices(TOPIC), self._peers.live, since_s)
+
     def _post(self) -> bytes:
-        return _POST.pack(_VERSION, self.epoch, self.before)
+        return _POST.pack(_VERSION, _UNKNOWN if self._asks else self.epoch, self.before)
 
     def _told(self) -> tuple[int, int, bool]:
-        """The highest epoch and count of rounds that anybody has posted; whether anybody else has."""
-        epoch = before = 0
-        posts = self._peers.posts(TOPIC)
-        for blob in posts.values():
+        """The crew's epoch and count of rounds, as others have posted them; whether anybody else has."""
+        epochs: dict[int, int] = {}
+        befores: dict[int, int] = {}
+        for peer, blob in self._peers.posts(TOPIC).items():
             if len(blob) == _POST.size:
-                version, *counts = _POST.unpack(blob)
-                if version == _VERSION and max(counts) <= _COUNT_MAX:
-                    epoch, before = max(epoch, counts[0]), max(before, counts[1])
-        return epoch, before, bool(posts.keys() - {self._peers.me})
+                version, epoch, before = _POST.unpack(blob)
+                if version == _VERSION and max(epoch, before) <= _COUNT_MAX:
+                    epochs[peer], befores[peer] = epoch, before
+        vouched = self._answers.vouched
+        any_told = bool(epochs.keys() - {self._peers.me})
+        return vouched(epochs, self._asks), vouched(befores, self._asks), any_told
 
     # -- In snapshots
 

@@ -104,9 +104,14 @@ class Ledger:
         for old in [known for known in self.restored if known < epoch]:
             del self.restored[old]
 
-    def closed(self, peers: Collection[int]) -> int:
-        """The most epochs that any of these peers has reported."""
-        return max((s.reported for s in self.sections.values() if s.peer in peers), default=0)
+    def spoken(self) -> dict[int, Section]:
+        """What each peer has said of itself: of its newest process that is known, where that has spoken."""
+        newest = {peer: section for (peer, _), section in sorted(self.sections.items())}
+        return {
+            peer: section
+            for peer, section in newest.items()
+            if self._told_by.get((peer, section.process)) == peer
+        }
 
     def claimed(self, epoch: int) -> Mask:
         """bool ``[n_blocks]``: what anybody has claimed in an epoch."""
@@ -210,19 +215,18 @@ class Closing:
         """This process draws in this epoch, if there is anything to draw."""
         self._begun.add(epoch)
 
-    def advance(self, over: int, here: Collection[Section], all_know: bool, force: bool) -> None:
+    def advance(self, over: int, here: Collection[Section], passed: int, force: bool) -> None:
         """Report what is over of the epochs below ``over``, in order.
 
         An epoch is over once all that are there know of nothing left in it; or more than ``open_max`` wait.
         here: the others' sections.
-        all_know: they know all that was posted, so that what they have reported may be reported here.
+        passed: epochs below this they have reported, knowing all that was posted: they may be reported here.
         force: report all, as they are known.
         """
         self.ready = max(self.ready, self.closed)
         while self.ready < over and self._resolved(self.ready, here):
             self.ready += 1
         agreed = min([self.ready, *(max(s.ready, s.closed) for s in here)])
-        passed = max((s.reported for s in here), default=0) if all_know else 0
         until = min(over, over if force else max(agreed, passed, over - self.open_max))
         while self.closed < until:
             self._report(self.closed, passed)

@@ -70,13 +70,17 @@ class Pool:
     """Peer ``me``'s part.
 
     process: higher than that of this peer's processes before.
+    late: the crew has begun before this peer.
     lease_s: how much work is claimed ahead.
     epoch: the one that is under way.
     reports: of the epochs that all are done with, for the caller to take.
     strangers: the peers whose posts are about other data.
     """
 
-    def __init__(self, me: int, deck: Deck, process: int, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, me: int, deck: Deck, process: int, lease_s: float = LEASE_S, late: bool = False
+    ) -> None:
+        self._late = late
         self._me, self._deck, self._who, self._lease_s = me, deck, (me, process), lease_s
         self._n = len(deck.sizes)
         self.ledger = Ledger(deck.sizes)
@@ -294,8 +298,11 @@ class Pool:
         if not enough or (unsaid and now_s - self._hello_s < 2 * self._lease_s):
             return False
         self._entered = True
-        newest = max((s.epoch for s in self.ledger.sections.values()), default=0)
-        oldest = max(self.ledger.closed(self._answers.present), newest - self._closing.open_max)
+        # a peer that has claimed nothing and reported nothing knows of no epoch: it is on its way in, too
+        knowing = {p: s for p, s in self.ledger.spoken().items() if s.firm or s.pending or s.reported}
+        newest = self._answers.vouched({peer: s.epoch for peer, s in knowing.items()}, self._late)
+        closed = self._answers.vouched({peer: s.reported for peer, s in knowing.items()}, self._late)
+        oldest = max(closed, newest - self._closing.open_max)
         open_ = (epoch for epoch in range(oldest, newest + 1) if self._enterable(epoch).any())
         self.epoch = max(self.epoch, next(open_, newest))
         self._floor = self.epoch
@@ -304,7 +311,7 @@ class Pool:
 
     def _abandon(self) -> None:
         """What others have reported already is not used any more."""
-        closed = max((s.reported for s in self._here()), default=0)
+        closed = self._reported()
         if closed > self._floor:
             self._lease.drop_below(closed * self._n)
             self._floor = closed
@@ -314,7 +321,17 @@ class Pool:
         if self._dirty or force:
             self._dirty = False
             self._see_own()
-            self._closing.advance(self.epoch + self._ended, self._here(), self._reached, force)
+            passed = self._reported() if self._reached else 0
+            self._closing.advance(self.epoch + self._ended, self._here(), passed, force)
+
+    def _reported(self) -> int:
+        """Epochs below this are over: others that are there have reported them, and are believed.
+
+        A peer that reports one which is not over takes what is left of it from those that believe it.
+        """
+        spoken = self.ledger.spoken()
+        here = (s for s in self._here() if spoken.get(s.peer) is s)
+        return self._answers.vouched({section.peer: section.reported for section in here})
 
     # -- Claims
 

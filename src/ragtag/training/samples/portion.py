@@ -57,6 +57,7 @@ class Portion:
         (``protocols.crew.district``) has a pool of its own, a part of each epoch's order as large as its
         share of the peers, or the shards of its peers. What an epoch came to is then told of that part.
     epochs: where the script counts them (see ``training.samples.epochs``).
+    late: the crew has begun before this peer.
 
     The order is cut into blocks, of a batch each (several, in an epoch of more than 16,384). Every peer
     begins at its own part of the order; it claims blocks a little ahead of use (about a second of its work).
@@ -81,13 +82,14 @@ class Portion:
         busy_s: Callable[[], float] | None = None,
         founded: int = 1,
         epochs: Epochs | None = None,
+        late: bool = False,
     ) -> None:
         if not 0 <= me < peers.n:
             raise ValueError(f"peer {me} of {peers.n}: a peer's number lies between 0 and {peers.n - 1}")
         require_loader(loader)
         if sizes is not None and not isinstance(sizes, BatchSizes):
             raise TypeError(f"sizes is {sizes!r}; write sizes=ragtag.BatchSizes()")
-        self._closed = False
+        self._closed, self._late = False, late
         self.epoch = 0
         """The epoch that begins next."""
         self.samples = 0
@@ -161,7 +163,7 @@ class Portion:
         drop = size is not None and self._source.drop_last
         deck, self._starts = cut(lengths, n, size or 1, drop, self._shards is not None, name=name)
         self._deck = replace(deck, arcs=((0, 0),) * first + deck.arcs)
-        self._drawer = Drawer(self._me, self._peers, self._deck, ordinal, self._take_report)
+        self._drawer = Drawer(self._me, self._peers, self._deck, ordinal, self._take_report, self._late)
         self._order_of = lru_cache(maxsize=2)(self._draw_order)
         self._restore()
 
@@ -239,7 +241,7 @@ class Portion:
 
     def moved(self, me: int) -> None:
         """This peer has another number: what it draws under the old one ends, the next epoch begins anew."""
-        self._me = me
+        self._me, self._late = me, True
         if self._all is not None:
             self._drawer.stop()
             self._deal(self._all, self.ordinal)

@@ -1079,6 +1079,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "board: one peer's numbers move the others' clocks as far as they like",
+        "src/ragtag/protocols/crew/board.py",
+        "max(clock, min(posted.number, clock + _STEP_MAX))",
+        "max(clock, posted.number)",
+        ("tests/protocols/test_board.py", "-k", "uses_up"),
+    ),
+    Sabotage(
         "epochs: one that lies is believed",
         "src/ragtag/training/samples/answers.py",
         "by_two = sorted(told.values())[-2:-1] or [0]",

@@ -1079,6 +1079,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/simulation/test_crew.py", "-k", "restarted"),
     ),
     Sabotage(
+        "donor: a host that has all places keeps them",
+        "src/ragtag/network/transfer/donor.py",
+        "if most < hosts[self._hosts[newcomer]] + 2:",
+        "if True:",
+        ("tests/network/test_transfer_fuzz.py", "-k", "no_host_holds"),
+    ),
+    Sabotage(
+        "donor: a newcomer may ask on and on",
+        "src/ragtag/network/transfer/session.py",
+        'raise Closed("asked twice for the same")',
+        "return",
+        ("tests/network/test_transfer.py", "-k", "on_and_on"),
+    ),
+    Sabotage(
+        "shelf: what is read stays for ever",
+        "src/ragtag/protocols/transfer/snapshots.py",
+        " or now_s - s.put_s >= self._enough_s(s)]",
+        "]",
+        ("tests/protocols/test_transfer_shelf.py", "-k", "without_end"),
+    ),
+    Sabotage(
         "board: one peer's numbers move the others' clocks as far as they like",
         "src/ragtag/protocols/crew/board.py",
         "max(clock, min(posted.number, clock + _STEP_MAX))",

@@ -33,6 +33,7 @@ from ragtag.protocols.transfer.wire import (
     VERDICT_BYTES,
     FrameKeys,
     NewcomerEnd,
+    Status,
     Want,
     Wanted,
 )
@@ -371,6 +372,29 @@ def test_one_that_was_put_out_is_given_nothing_more_over_an_open_connection() ->
             donor.write(6.0)
         with pytest.raises(Closed, match="its person may not be in the crew any more"):
             heard(donor, newcomer, seal.seal(Wanted(4)), 6.1)
+
+
+def test_a_newcomer_that_asks_on_and_on_is_cut_off() -> None:
+    """It asks once for each thing, and has to be done with that."""
+    for asks in (
+        [Status(), Status()],
+        [Wanted(3), Wanted(4)],
+        [Wanted(3), Want(1, 0), Want(1, 1), Want(1, 0)],
+    ):
+        donor, shelf, newcomer, seal = served(Revocable())
+        with donor.sock, newcomer:
+            for ask in asks[:-1]:
+                heard(donor, newcomer, seal.seal(ask), 0.1)
+                if isinstance(ask, Wanted):
+                    shelf.put(3, 30, SCHEMA, 1, bytes(SIZE))
+                    donor.look(0.2)
+            with pytest.raises(Closed, match="asked twice for the same"):
+                heard(donor, newcomer, seal.seal(asks[-1]), 0.3)
+    donor, shelf, newcomer, seal = served(Revocable())
+    with donor.sock, newcomer, pytest.raises(Closed, match="asked on for a snapshot that is gone"):
+        for number in range(100):
+            heard(donor, newcomer, seal.seal(Want(number, 0)), 0.1)
+            donor.write(0.1)
 
 
 def test_training_that_stands_still_is_told() -> None:

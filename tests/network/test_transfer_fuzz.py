@@ -6,9 +6,11 @@ import contextlib
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,9 +56,9 @@ def exactly(sock: socket.socket, n: int) -> bytes:
     return data
 
 
-def member(trainer: Trainer) -> tuple[socket.socket, FrameSeal]:
+def member(trainer: Trainer, host: str = "127.0.0.1") -> tuple[socket.socket, FrameSeal]:
     """A connection of someone who has the key."""
-    sock = socket.create_connection(trainer.server.address, PATIENCE_S)
+    sock = socket.create_connection(trainer.server.address, PATIENCE_S, (host, 0))
     greeted = exactly(sock, GREETING_BYTES)
     hello = NewcomerEnd(KEY, greeted, AES, KeyPair(b"N" * 32))
     sock.sendall(hello.data)
@@ -161,8 +163,9 @@ def test_a_member_that_does_not_read_is_cut_off() -> None:
 
 def test_a_member_that_asks_for_too_much_is_cut_off(trainer: Trainer) -> None:
     sock, session = member(trainer)
-    sock.sendall(b"".join(session.seal(Status()) for _ in range(2000)))
-    sock.sendall(session.seal(Wanted(0)))
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(b"".join(session.seal(Status()) for _ in range(2000)))
+        sock.sendall(session.seal(Wanted(0)))
     assert is_cut_off(sock)
     assert trainer.server.failure is None
 
@@ -184,6 +187,23 @@ def test_strangers_do_not_decide_how_much_is_written() -> None:
         trainer.server._refuse("nowhere", "no key")
     assert 1 <= len(trainer.notes) <= 1 + (time.monotonic() - began_s)
     trainer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address here")
+def test_no_host_holds_all_places() -> None:
+    """What it has more than others it gives to those that come."""
+    limits = replace(LIMITS, members_max=3, idle_s=PATIENCE_S)
+    with training(Trainer(0, 300_000, limits=limits)) as trainers:
+        server = trainers[0].server
+        holding = [member(trainers[0], "127.0.0.2")[0] for _ in range(3)]
+        own, _ = member(trainers[0])
+        until(lambda: server.ended["gave way to a newcomer from another host"] == 1, "one gives way")
+        with pytest.raises(AssertionError):
+            member(trainers[0])  # as many as the other has
+        with pytest.raises(AssertionError):
+            member(trainers[0], "127.0.0.2")
+        for sock in (*holding, own):
+            sock.close()
 
 
 def test_where_there_is_no_room_a_newcomer_comes_again(trainer: Trainer) -> None:

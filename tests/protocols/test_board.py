@@ -27,6 +27,7 @@ from ragtag.core.types import (
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.crew.board import (
     _HEAD,
+    _NUMBER_MAX,
     BLOB_MAX,
     BOARD,
     EVEN,
@@ -37,6 +38,7 @@ from ragtag.protocols.crew.board import (
     Board,
     _check,
 )
+from ragtag.protocols.crew.board import _run as run_to
 from tests.protocols.hall import Hall
 
 
@@ -241,10 +243,39 @@ def test_what_cannot_be_posted_is_refused() -> None:
     for topic in (-1, 1 << 32):
         with pytest.raises(ValueError, match=f"topic {topic}: topics are numbered from 0 to 4294967295"):
             board.step(0.0, Post(topic, b""))
-    with pytest.raises(ValueError, match="at most 1076 can be"):
-        board.step(0.0, Post(0, bytes(1077)))
-    assert BLOB_MAX == 1076
-    board.step(0.0, Post((1 << 32) - 1, bytes(1076)))
+    with pytest.raises(ValueError, match="at most 1064 can be"):
+        board.step(0.0, Post(0, bytes(1065)))
+    assert BLOB_MAX == 1064
+    board.step(0.0, Post((1 << 32) - 1, bytes(1064)))
+
+
+# -- Numbers that are made up
+
+
+def numbered(peer: int, number: int, blob: bytes = b"far") -> Arrived:
+    return Arrived((replace(run_to(0, POST, Posted(peer, 0, number, blob), number, 0), peer=peer),))
+
+
+def test_no_peer_uses_up_the_numbers_of_the_others_nor_splits_them() -> None:
+    """Peer 2 tells peer 0 alone numbers that are as high as can be: peer 1 hears it all the same."""
+    boards = [Board(0, 3), Board(1, 3)]
+    for number in [*(k << 24 for k in range(1, 300)), _NUMBER_MAX]:
+        assert any(isinstance(e, Posted) for e in boards[0].step(0.0, numbered(2, number)))
+    for now_s, blob in ((1.0, b"one"), (2.0, b"two")):
+        ways = [(me, effect) for me in (0, 1) for effect in boards[me].step(now_s, Post(0, blob))]
+        while ways:
+            source, effect = ways.pop(0)
+            if isinstance(effect, Send) and effect.run.peer < 2:
+                to, came = effect.run.peer, Arrived((replace(effect.run, peer=source),))
+                ways += [(to, further) for further in boards[to].step(now_s, came)]
+        assert [boards[me].notices(0).posts[1 - me].blob for me in (0, 1)] == [blob, blob]
+        assert not boards[0].notices(0).silent
+
+
+def test_a_newcomer_hears_those_that_have_posted_for_months() -> None:
+    board = Board(0, 3)
+    for number in range(1 << 40, (1 << 40) + 3):
+        assert any(isinstance(e, Posted) for e in board.step(0.0, numbered(1, number)))
 
 
 # -- Many topics
@@ -305,7 +336,7 @@ def test_ones_own_posts_have_room_whatever_others_post() -> None:
     st.integers(0, (1 << 32) - 1),
     st.integers(0, 255),
     st.integers(0, 0xFFFF),
-    st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3) | st.integers(0, (1 << 32) - 1)),
+    st.none() | st.tuples(st.integers(0, 3) | st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 32) - 1)),
     st.integers(0, 3),
     st.integers(0, 3),
     st.binary(max_size=64),
@@ -327,7 +358,7 @@ def test_no_datagram_harms(
     board = Board(0, 3)
     board.step(0.0, Post(0, b"mine"))
     if head is not None:  # one that can be read: of this number and topic
-        data = _HEAD.pack(len(data), _check(data), *head) + data
+        data = _HEAD.pack(len(data), _check(data), *head, number) + data
     payload = np.frombuffer((data + bytes(width))[:width], np.uint8).reshape(1, width)
     key = MessageKey(BOARD, number, stage, block)
     mask = None if whole else np.zeros(1, np.bool_)
@@ -356,7 +387,7 @@ def _what(event: Event | None) -> str:
 def _run(run: Run) -> str:
     data = run.payload.tobytes()
     size = int.from_bytes(data[:2], "little")
-    blob = data[12 : 12 + size].decode()
+    blob = data[_HEAD.size : _HEAD.size + size].decode()
     if run.key.stage == POST:
         return f"post {run.key.round} {blob!r}"
     own = int.from_bytes(data[4:8], "little")

@@ -122,6 +122,31 @@ def test_what_is_read_is_not_replaced_and_who_comes_then_reads_the_newest() -> N
     assert shelf.n_snapshots == 2
 
 
+def test_two_that_read_without_end_keep_nobody_from_newer_states() -> None:
+    """After four times as long as chunks took lately, and no sooner. Where nobody waits they read on."""
+    shelf = Shelf(nullcontext())
+    now_s = [0.0]
+    shelf.serve(lambda: None, lambda: now_s[0], 10.0)
+    state = bytes(3 * CHUNK_BYTES_MIN)
+    for reader, round_ in (("ann", 1), ("bob", 2)):
+        shelf.ask(reader, round_)
+        put(shelf, round_, state)
+    for took_s in (1.0, 50.0, 1.0):
+        shelf.took(took_s)
+    now_s[0] = 11.9
+    newest = shelf.ask("cleo", 3)
+    assert newest is not None and newest.offer.round == 2
+    shelf.leave("cleo")
+    now_s[0] = 12.0
+    shelf.sweep(0.0)
+    assert shelf.given("ann") is not None
+    assert shelf.ask("cleo", 3) is None and shelf.wanted(3) and put(shelf, 3, state)
+    cleo = shelf.given("cleo")
+    assert cleo is not None and cleo.offer.round == 3
+    assert shelf.given("ann") is None and shelf.given("bob") is not None
+    assert shelf.n_snapshots == 2
+
+
 def test_what_nobody_reads_is_forgotten() -> None:
     shelf = Shelf(nullcontext())
     now_s = [0.0]

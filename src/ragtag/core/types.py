@@ -278,7 +278,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Put ``blob`` (at most 1,076 bytes) on the notice board: this peer's newest value on a topic."""
+    """Put ``blob`` (at most 1,064 bytes) on the notice board: this peer's newest value on a topic."""
 
     topic: int
     blob: bytes

@@ -66,7 +66,7 @@ class Peers(Protocol):
         ...
 
     def post(self, topic: int, blob: bytes) -> int:
-        """Put this peer's newest value of a topic on the notice board; at most 1,076 bytes.
+        """Put this peer's newest value of a topic on the notice board; at most 1,064 bytes.
 
         Returns the post's number, higher than that of every post that had come here before.
         """

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from ipaddress import IPv6Address
 
 from ragtag.core.address import Address
 from ragtag.network.link.udp import bound
@@ -73,6 +74,7 @@ class DonorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._sessions: dict[socket.socket, DonorSession] = {}
+        self._hosts: dict[DonorSession, str] = {}
         self._ready: deque[tuple[object, int]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragtag-donor", daemon=True)
@@ -101,7 +103,7 @@ class DonorServer:
 
     def start(self) -> None:
         """Start the thread, and have the shelf wake it after each put."""
-        self._shelf.serve(self._wake, time.monotonic)
+        self._shelf.serve(self._wake, time.monotonic, self.limits.chunk_s)
         self._thread.start()
 
     def close(self, deadline_s: float = 5.0) -> None:
@@ -186,10 +188,23 @@ class DonorServer:
             if mask == _LOOK:
                 self._do(session, session.look)
             if mask & selectors.EVENT_READ:
-                room = sum(s.member for s in self._sessions.values()) < self.limits.members_max
+                full = sum(s.member for s in self._sessions.values()) >= self.limits.members_max
+                gives_way = self._too_many(session) if full and not session.member else None
+                room, was = not full or gives_way is not None, session.member
                 self._do(session, lambda now_s: session.read(now_s, self._round_s, room=room))
+                if gives_way is not None and session.member > was and source in self._sessions:
+                    self._drop(gives_way, "gave way to a newcomer from another host")
             if mask & selectors.EVENT_WRITE and source in self._sessions:
                 self._do(session, session.write)
+
+    def _too_many(self, newcomer: DonorSession) -> DonorSession | None:
+        """A newcomer of the host that has the most places, where that is two more than the newcomer's has."""
+        hosts = Counter(self._hosts[s] for s in self._sessions.values() if s.member)
+        host, most = hosts.most_common(1)[0]
+        if most < hosts[self._hosts[newcomer]] + 2:
+            return None
+        theirs = [s for s in self._sessions.values() if s.member and self._hosts[s] == host]
+        return min(theirs, key=lambda session: session.given_bytes)
 
     def _do(self, session: DonorSession, what: Callable[[float], None]) -> None:
         try:
@@ -217,7 +232,7 @@ class DonorServer:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, where = self._listener.accept()
         except BlockingIOError:
             return
         except OSError as error:
@@ -236,7 +251,8 @@ class DonorServer:
         with contextlib.suppress(OSError):  # macOS: it was reset already, and reading it says so
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sessions[sock] = self._session(sock)
+        session = self._sessions[sock] = self._session(sock)
+        self._hosts[session] = _host_of(where[0])
 
     def _session(self, sock: socket.socket) -> DonorSession:
         return DonorSession(
@@ -246,7 +262,7 @@ class DonorServer:
     def _drop(self, session: DonorSession, why: str) -> None:
         if session.watched:
             self._selector.unregister(session.sock)
-        del self._sessions[session.sock]
+        del self._sessions[session.sock], self._hosts[session]
         where = _peer_of(session.sock)
         session.close()
         self.given_bytes += session.given_bytes
@@ -272,6 +288,14 @@ class DonorServer:
         self._selector.close()
         for sock in (self._listener, self._wake_in, self._wake_out):
             sock.close()
+
+
+def _host_of(host: str) -> str:
+    """What tells hosts apart: an address, of IPv6 its first half, as one host has many with that."""
+    plain = IPv6Address(host.partition("%")[0]) if ":" in host else None
+    if plain is None or plain.ipv4_mapped:
+        return host
+    return plain.exploded[:19]
 
 
 def _peer_of(sock: socket.socket) -> str:

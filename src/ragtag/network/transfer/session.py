@@ -53,10 +53,11 @@ class DonorLimits:
     """What a donor spends at most. Times bound strangers and peers that hang, not peers that are slow.
 
     strangers_max: connections that have not shown the key. One more, and the oldest of them gives way.
-    members_max: newcomers served at once.
+    members_max: newcomers served at once. One more, and one gives way of the host that has the most of them,
+        where that is two more than its own has: no host holds all places.
     handshake_s: how long a stranger has to show the key.
     idle_s: how long a newcomer may say nothing when it is its turn, and how long one frame may take.
-    chunk_s: how long a newcomer has to take one chunk.
+    chunk_s: how long a newcomer has to take one chunk, and at least has for a snapshot that others wait for.
     ask_s: how long a newcomer may wait for a snapshot.
     keep_s: how long to keep a snapshot that nobody reads.
     cpu_share: the share of one core, for all that the thread does. The trainer loses up to 1.4 times as much,
@@ -90,6 +91,9 @@ class _Stage(Enum):
 class DonorSession:
     """One connection. Its methods raise ``Closed`` when it is over.
 
+    A newcomer asks once for each thing: how far the donor is, a snapshot, each of its chunks. So a connection
+    ends, however long a newcomer would hold its place.
+
     link: the budget that all newcomers share.
     persons: in a crew that takes persons.
     given_bytes: bytes of chunks that have left.
@@ -116,6 +120,9 @@ class DonorSession:
         self._out: deque[memoryview] = deque([memoryview(self._greeting)])
         self._wants: deque[Want] = deque()
         self._asked = False
+        self._once: set[object] = set()
+        self._in_vain = 0
+        self._front_s = now_s  # since when the chunk that it waits for is the next one
         self._link = link
         self._chunk: memoryview | None = None  # what is being sent; ``None``: no chunk is
         self._cut = 0  # so many of its bytes are encrypted
@@ -203,9 +210,11 @@ class DonorSession:
         self._frame_s, self._heard_s = math.inf, now_s
         message = self._session.open(frame)
         if isinstance(message, Status):
+            self._first_time(Status)
             self._say(now_s, Behind() if self._shelf.closed else Here(self._shelf.round, round_s))
         elif isinstance(message, Wanted):
             self._require_person(now_s)
+            self._first_time(Wanted)
             self._asked = True
             self._wants.clear()
             self._offer(now_s, self._shelf.ask(self, message.round))
@@ -235,13 +244,24 @@ class DonorSession:
     def _want(self, now_s: float, want: Want) -> None:
         snapshot = self._shelf.given(self)
         if snapshot is None or want.number != snapshot.number:
+            self._in_vain += 1
+            if self._in_vain > 2 * OUTSTANDING_MAX:  # it has been told that the snapshot is gone
+                raise Closed("asked on for a snapshot that is gone")
             self._say(now_s, Gone(want.number))
         elif want.index >= snapshot.offer.n_chunks:
             raise Closed(f"asked for chunk {want.index} of {snapshot.offer.n_chunks}")
         elif len(self._wants) >= 2 * OUTSTANDING_MAX:
             raise Closed(f"asked for more than {2 * OUTSTANDING_MAX} chunks at a time")
         else:
+            self._first_time(want)
+            if not self._wants and self._chunk is None:
+                self._front_s = now_s
             self._wants.append(want)
+
+    def _first_time(self, asked: object) -> None:
+        if asked in self._once:
+            raise Closed("asked twice for the same")
+        self._once.add(asked)
 
     # -- Out
 
@@ -310,6 +330,8 @@ class DonorSession:
     def _flushed(self, now_s: float) -> None:
         if self._chunk is not None and self._cut == len(self._chunk):
             self._link.sent(now_s, len(self._chunk), delivery_rate(self.sock))
+            self._shelf.took(now_s - self._front_s)
+            self._front_s = now_s
             self.given_bytes += len(self._chunk)
             self._chunk = None
             self._heard_s = now_s

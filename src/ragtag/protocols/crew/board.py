@@ -10,6 +10,9 @@ out at most once in a round trip. So what is on its way is bounded, however ofte
 An acknowledgement carries its sender's newest post on the topic (a datagram has one size, full or not). So a
 peer whose post was acknowledged knows all that the other had posted by then, and later posts of the other
 have higher numbers (Lamport, "Time, clocks, and the ordering of events in a distributed system", CACM 1978).
+A peer that lies may number its posts as it likes. They are taken all the same: a peer that it alone has told
+a high number is heard by the others, whose numbers are lower. But no post moves a clock by more than
+``_STEP_MAX``, and numbers have 56 bits, so nobody uses them up for the others.
 
 In a crew of more than 64 seats each district (``district``) has a board of its own.
 
@@ -60,7 +63,7 @@ has measured of its own line, which they tell, too."""
 TOPICS_MAX = 128
 """On so many topics a board keeps posts of one peer. Its posts on further ones are not taken."""
 _TOPICS = 1 << 32
-_HEAD = struct.Struct("<HHII")
+_HEAD = struct.Struct("<HHQIQ")
 BLOB_MAX = CHUNK_BYTES - _HEAD.size
 POST, TAKEN = 0, 1
 EVEN = 4
@@ -71,9 +74,9 @@ _SILENT_BY_CHANCE = 1e-4
 """On a path that loses much the number is such that chance alone loses them all no more often than this."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.1, 8.0
 _GRANULARITY_S = 1e-3
-_NUMBER_MAX = (1 << 32) - 1
-_AHEAD_MAX = 1 << 24
-"""A number further ahead of all known ones is not believed: it would use up the numbers."""
+_NUMBER_MAX = (1 << 56) - 1
+_STEP_MAX = 1 << 20
+"""A post moves the clock so far at most. A peer that missed more posts is in time again some posts later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,8 @@ class Board:
     def _keep(self, posted: Posted) -> list[Effect]:
         """Store a post if it is its peer's newest."""
         posts = self._posts.setdefault(posted.topic, {})
-        self._clock[posted.topic] = max(self._clock.get(posted.topic, 0), posted.number)
+        clock = self._clock.get(posted.topic, 0)
+        self._clock[posted.topic] = max(clock, min(posted.number, clock + _STEP_MAX))
         known = posts.get(posted.peer)
         if known is not None and known.number >= posted.number:
             return []
@@ -316,17 +320,16 @@ class Board:
     # -- In
 
     def _take(self, now_s: float, run: Run) -> list[Effect]:
-        path, number = self._paths.get(run.peer), run.key.round
-        blob = _read(run)
-        if path is None or path.gone or blob is None or number < 1:
+        path, read = self._paths.get(run.peer), _read(run)
+        if path is None or path.gone or read is None:
             return []
-        check, other, topic, told = blob
+        check, other, topic, number, told = read
+        if not 1 <= number <= _NUMBER_MAX or other > _NUMBER_MAX:
+            return []
         if path.listens and topic != RATES and (run.key.stage != TAKEN or other):
             return []
         tells = number if run.key.stage == POST else other
         if tells and not self._room(run.peer, topic):
-            return []
-        if max(number, other) > self._clock.get(topic, 0) + _AHEAD_MAX:
             return []
         path.heard()
         if run.key.stage == POST and check == _check(told):
@@ -364,18 +367,20 @@ def _check(blob: bytes) -> int:
 def _run(peer: PeerId, stage: int, post: Posted, number: int, check: int) -> Run:
     """A message of one chunk. An acknowledgement has the number of the post it answers, and a post."""
     check, other = (_check(post.blob), 0) if stage == POST else (check, post.number)
-    data = _HEAD.pack(len(post.blob), check, other, post.topic) + post.blob
+    data = _HEAD.pack(len(post.blob), check, other, post.topic, number) + post.blob
     row: Bytes = np.frombuffer(data + bytes(CHUNK_BYTES - len(data)), np.uint8).reshape(1, CHUNK_BYTES)
-    key = MessageKey(BOARD, number, stage, post.topic & 0xFFFF)
+    key = MessageKey(BOARD, number & 0xFFFFFFFF, stage, post.topic & 0xFFFF)
     return Run(peer, key, 0, 1, row, np.zeros(1, np.float32), np.zeros(1, np.uint64))
 
 
-def _read(run: Run) -> tuple[int, int, int, bytes] | None:
-    """A message's check, the number of the post it carries, topic and post; ``None``: it cannot be read."""
+def _read(run: Run) -> tuple[int, int, int, int, bytes] | None:
+    """A message's check, the number of the post it carries with an acknowledgement, topic, number and post;
+    ``None``: it cannot be read.
+    """
     if run.total != 1 or run.first != 0 or run.payload.shape != (1, CHUNK_BYTES):
         return None
     if run.mask is not None and not run.mask.all():
         return None
     data = run.payload.tobytes()
-    size, check, other, topic = _HEAD.unpack_from(data)
-    return (check, other, topic, data[_HEAD.size : _HEAD.size + size]) if size <= BLOB_MAX else None
+    size, check, other, topic, number = _HEAD.unpack_from(data)
+    return (check, other, topic, number, data[_HEAD.size : _HEAD.size + size]) if size <= BLOB_MAX else None

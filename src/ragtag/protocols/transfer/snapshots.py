@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from ragtag.core.deadline import Deadline
+from ragtag.protocols.transfer.donor import PATIENCE
 from ragtag.protocols.transfer.types import BLOB_BYTES_MAX, Offer, chunk_bytes_for
 from ragtag.protocols.transfer.wire import chunk_hasher
 
@@ -23,6 +25,7 @@ class Snapshot:
     number: newcomers ask for its chunks by it.
     offer: what a newcomer is told of it.
     blob: the bytes.
+    put_s: when it came.
     left_s: when its last reader left; before the first one, when it came.
     hashes: by index, those of the chunks that were read so far.
     hashing: those that are computed now, and from how many bytes so far.
@@ -31,6 +34,7 @@ class Snapshot:
     number: int
     offer: Offer
     blob: memoryview
+    put_s: float
     left_s: float
     hashes: dict[int, bytes] = field(default_factory=dict)
     hashing: dict[int, tuple[hashlib.blake2b, int]] = field(default_factory=dict)
@@ -66,7 +70,10 @@ class Shelf:
         if shelf.wanted(round):
             shelf.put(round, step, schema, layout_hash, blob, replica)
 
-    A snapshot that is being read is never replaced. While both are, newcomers that come read the newest.
+    A snapshot that is being read is not replaced. While both are, newcomers that come read the newest. But
+    once one has been there for ``PATIENCE`` times as long as reading it takes, by the middle one of the times
+    that chunks took lately, it gives way to one that is wanted: else two newcomers that read on without end
+    would have all others get a state that grows older and older.
 
     lock: keeps these two threads apart.
     """
@@ -86,6 +93,8 @@ class Shelf:
         self._count = 0
         self._on_put: Callable[[], None] = lambda: None
         self._now_s: Callable[[], float] = lambda: 0.0
+        self._least_s = 0.0
+        self._pace: Deadline | None = None
 
     # -- The trainer's thread
 
@@ -125,7 +134,7 @@ class Shelf:
             if not readers or not self._make_room():
                 return False
             self._count += 1
-            snapshot = Snapshot(self._count, offer, memoryview(blob), self._now_s())
+            snapshot = Snapshot(self._count, offer, memoryview(blob), self._now_s(), self._now_s())
             self._snapshots.append(snapshot)
             for reader in readers:
                 del self._wants[reader]
@@ -162,9 +171,18 @@ class Shelf:
 
     # -- The donor's thread
 
-    def serve(self, on_put: Callable[[], None], now_s: Callable[[], float]) -> None:
-        """Serve this shelf from now on: the trainer's thread calls ``on_put`` after each put."""
-        self._on_put, self._now_s = on_put, now_s
+    def serve(self, on_put: Callable[[], None], now_s: Callable[[], float], least_s: float = 0.0) -> None:
+        """Serve this shelf from now on: the trainer's thread calls ``on_put`` after each put.
+
+        least_s: how long each snapshot may be read in any case.
+        """
+        self._on_put, self._now_s, self._least_s = on_put, now_s, least_s
+
+    def took(self, chunk_s: float) -> None:
+        """A chunk has left, so long after it was the next one that its reader waited for."""
+        if self._pace is None:
+            self._pace = Deadline(max(chunk_s, 1e-9), quantile=0.5)
+        self._pace.completed(chunk_s)
 
     def ask(self, reader: object, round_: int) -> Snapshot | None:
         """The snapshot that ``reader`` is to read: of ``round_``, or the first after it.
@@ -225,18 +243,28 @@ class Shelf:
         if snapshot is not None:
             snapshot.left_s = self._now_s()
 
+    def _idle(self) -> list[Snapshot]:
+        """The snapshots that may give way: nobody reads them, or has had time enough to."""
+        read, now_s = set(map(id, self._given.values())), self._now_s()
+        return [s for s in self._snapshots if id(s) not in read or now_s - s.put_s >= self._enough_s(s)]
+
+    def _enough_s(self, snapshot: Snapshot) -> float:
+        """How long a snapshot is there at least while it is read."""
+        if self._pace is None:
+            return math.inf
+        return max(self._least_s, PATIENCE * snapshot.offer.n_chunks * self._pace.typical_s())
+
     def _free(self) -> bool:
-        """Whether there is a place for one more: an empty one, or one that nobody reads."""
-        busy = set(map(id, self._given.values()))
-        return len(self._snapshots) < SNAPSHOTS_MAX or any(id(s) not in busy for s in self._snapshots)
+        """Whether there is a place for one more: an empty one, or one that may give way."""
+        return len(self._snapshots) < SNAPSHOTS_MAX or bool(self._idle())
 
     def _make_room(self) -> bool:
         if not self._free():
             return False
         if len(self._snapshots) >= SNAPSHOTS_MAX:
-            busy = set(map(id, self._given.values()))
-            idle = [snapshot for snapshot in self._snapshots if id(snapshot) not in busy]
-            self._snapshots.remove(min(idle, key=lambda snapshot: snapshot.offer.round))
+            oldest = min(self._idle(), key=lambda snapshot: snapshot.offer.round)
+            self._snapshots.remove(oldest)
+            self._given = {reader: s for reader, s in self._given.items() if s is not oldest}
         return True
 
     def _review(self) -> None:

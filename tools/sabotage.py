@@ -464,8 +464,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "tcp: any length is believed",
         STREAMS,
-        "            if not 0 < size <= self._longest:\n",
-        "            if not 0 < size:\n",
+        "            if size > self._longest:\n",
+        "            if False:\n",
         OVER_TCP,
     ),
     Sabotage(
@@ -2212,7 +2212,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rounds: a question does not tell which round others are in",
         "src/ragtag/protocols/channel/at_once.py",
-        "            self._believes(number)\n            machine",
+        "            self._believes(number, (run,))\n            machine",
         "            machine",
         ("tests/protocols/test_asking.py", "-k", "made_up"),
     ),

@@ -74,7 +74,6 @@ class DonorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._sessions: dict[socket.socket, DonorSession] = {}
-        self._hosts: dict[DonorSession, str] = {}
         self._ready: deque[tuple[object, int]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragtag-donor", daemon=True)
@@ -190,20 +189,21 @@ class DonorServer:
             if mask & selectors.EVENT_READ:
                 full = sum(s.member for s in self._sessions.values()) >= self.limits.members_max
                 gives_way = self._too_many(session) if full and not session.member else None
-                room, was = not full or gives_way is not None, session.member
+                room = not full or gives_way is not None
                 self._do(session, lambda now_s: session.read(now_s, self._round_s, room=room))
-                if gives_way is not None and session.member > was and source in self._sessions:
+                if gives_way is not None and session.member and source in self._sessions:
                     self._drop(gives_way, "gave way to a newcomer from another host")
             if mask & selectors.EVENT_WRITE and source in self._sessions:
                 self._do(session, session.write)
 
     def _too_many(self, newcomer: DonorSession) -> DonorSession | None:
         """A newcomer of the host that has the most places, where that is two more than the newcomer's has."""
-        hosts = Counter(self._hosts[s] for s in self._sessions.values() if s.member)
+        members = [session for session in self._sessions.values() if session.member]
+        hosts = Counter(session.host for session in members)
         host, most = hosts.most_common(1)[0]
-        if most < hosts[self._hosts[newcomer]] + 2:
+        if most < hosts[newcomer.host] + 2:
             return None
-        theirs = [s for s in self._sessions.values() if s.member and self._hosts[s] == host]
+        theirs = [session for session in members if session.host == host]
         return min(theirs, key=lambda session: session.given_bytes)
 
     def _do(self, session: DonorSession, what: Callable[[float], None]) -> None:
@@ -251,18 +251,16 @@ class DonorServer:
         with contextlib.suppress(OSError):  # macOS: it was reset already, and reading it says so
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        session = self._sessions[sock] = self._session(sock)
-        self._hosts[session] = _host_of(where[0])
+        self._sessions[sock] = self._session(sock, _host_of(where[0]))
 
-    def _session(self, sock: socket.socket) -> DonorSession:
-        return DonorSession(
-            sock, self._key, self._shelf, self.limits, self._link, time.monotonic(), self._persons
-        )
+    def _session(self, sock: socket.socket, host: str) -> DonorSession:
+        now_s = time.monotonic()
+        return DonorSession(sock, self._key, self._shelf, self.limits, self._link, now_s, self._persons, host)
 
     def _drop(self, session: DonorSession, why: str) -> None:
         if session.watched:
             self._selector.unregister(session.sock)
-        del self._sessions[session.sock], self._hosts[session]
+        del self._sessions[session.sock]
         where = _peer_of(session.sock)
         session.close()
         self.given_bytes += session.given_bytes

@@ -174,17 +174,18 @@ class KFAC:
         self._sides = {
             f"{name}.{side}": (layer, side) for name, layer in self._layers.items() for side in SIDES
         }
+        self._bases = {name: self._bases_of(name) for name in self._sides}
         self._blocks = {
             basis: _Block(layer, side, at)
             for name, (layer, side) in self._sides.items()
-            for at, basis in enumerate(self._bases(name))
+            for at, basis in enumerate(self._bases[name])
         }
         needs = Needs(
             averaged={name: layer.factors[side] for name, (layer, side) in self._sides.items()},
             computed={name: undecomposed(block.factors[0], form) for name, block in self._blocks.items()},
             layers={name: layer.size for name, layer in self._layers.items()},
             bases={
-                name: tuple(basis for side in SIDES for basis in self._bases(f"{name}.{side}"))
+                name: tuple(basis for side in SIDES for basis in self._bases[f"{name}.{side}"])
                 for name in self._layers
             },
             settings=_in_words(
@@ -246,7 +247,7 @@ class KFAC:
         """The greatest of ``ages``; ``None``: there is none."""
         return max((age for age in self.ages().values() if age is not None), default=None)
 
-    def _bases(self, name: str) -> tuple[str, ...]:
+    def _bases_of(self, name: str) -> tuple[str, ...]:
         """What is computed of a factor: the names of its blocks' bases."""
         layer, side = self._sides[name]
         whole, count = f"{name}.{self._form}", len(layer.size.blocks(side))
@@ -254,7 +255,7 @@ class KFAC:
 
     def _newest(self, name: str, step: int) -> list[Basis] | None:
         """The bases of all blocks of a factor; ``None``: one of them is not there."""
-        found = [self._peers.newest(basis, step) for basis in self._bases(name)]
+        found = [self._peers.newest(basis, step) for basis in self._bases[name]]
         there = [basis for basis in found if basis is not None]
         return there if len(there) == len(found) else None
 

@@ -259,12 +259,13 @@ class Shelf:
         return len(self._snapshots) < SNAPSHOTS_MAX or bool(self._idle())
 
     def _make_room(self) -> bool:
-        if not self._free():
+        if len(self._snapshots) < SNAPSHOTS_MAX:
+            return True
+        if not (idle := self._idle()):
             return False
-        if len(self._snapshots) >= SNAPSHOTS_MAX:
-            oldest = min(self._idle(), key=lambda snapshot: snapshot.offer.round)
-            self._snapshots.remove(oldest)
-            self._given = {reader: s for reader, s in self._given.items() if s is not oldest}
+        oldest = min(idle, key=lambda snapshot: snapshot.offer.round)
+        self._snapshots.remove(oldest)
+        self._given = {reader: s for reader, s in self._given.items() if s is not oldest}
         return True
 
     def _review(self) -> None:

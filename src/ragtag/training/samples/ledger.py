@@ -107,11 +107,11 @@ class Ledger:
     def spoken(self) -> dict[int, Section]:
         """What each peer has said of itself: of its newest process that is known, where that has spoken."""
         newest = {peer: section for (peer, _), section in sorted(self.sections.items())}
-        return {
-            peer: section
-            for peer, section in newest.items()
-            if self._told_by.get((peer, section.process)) == peer
-        }
+        return {peer: section for peer, section in newest.items() if self.is_own_word(section)}
+
+    def is_own_word(self, section: Section) -> bool:
+        """Whether its peer has said it itself."""
+        return self._told_by.get((section.peer, section.process)) == section.peer
 
     def claimed(self, epoch: int) -> Mask:
         """bool ``[n_blocks]``: what anybody has claimed in an epoch."""

@@ -329,8 +329,7 @@ class Pool:
 
         A peer that reports one which is not over takes what is left of it from those that believe it.
         """
-        spoken = self.ledger.spoken()
-        here = (s for s in self._here() if spoken.get(s.peer) is s)
+        here = (section for section in self._here() if self.ledger.is_own_word(section))
         return self._answers.vouched({section.peer: section.reported for section in here})
 
     # -- Claims

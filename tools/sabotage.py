@@ -1130,7 +1130,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "donor: a host that has all places keeps them",
         "src/ragtag/network/transfer/donor.py",
-        "if most < hosts[self._hosts[newcomer]] + 2:",
+        "if most < hosts[newcomer.host] + 2:",
         "if True:",
         ("tests/network/test_transfer_fuzz.py", "-k", "no_host_holds"),
     ),

@@ -322,14 +322,13 @@ class Rounds:
         """Begin the next round."""
         self._require(ask)
         number, steps = self._next(ask.due), self._crew.steps
-        stepwise = self._channel.averager.stepwise and not self._serves  # it begins what others have begun
-        if stepwise:
+        if not self._serves:  # it begins what others have begun
             number = steps.number(self._number, number)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
-        if stepwise:
+        if not self._serves:
             steps.begins(self._number, number)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")

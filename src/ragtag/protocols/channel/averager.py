@@ -205,8 +205,6 @@ class Averager:
     hadamard: how many chunks are mixed before they are sent (``rounds.hadamard``); 0: none.
     owned: blocks have owners, so that a peer may own none of them.
     planned: peers own blocks by the shares that the crew has agreed on (``channel.shares``), where it has.
-    stepwise: of channels that are averaged in each step of training all peers have as many rounds, so that
-        what a peer leaves out of one it leaves out of the others (``presence.StepOrder``).
     """
 
     name: str
@@ -223,7 +221,6 @@ class Averager:
     hadamard: int = 0
     owned: bool = False
     planned: bool = False
-    stepwise: bool = True
 
     @property
     def cuts(self) -> bool:

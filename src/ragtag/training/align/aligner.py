@@ -43,7 +43,6 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -81,8 +80,6 @@ _POST = struct.Struct("<I")  # the round that was spoilt
 _PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
 _ROUNDS_SEEN = 32
 
-_compared = replace(gather, stepwise=False)
-"""As peers hear of a spoilt round at different times, one may have a comparison more than another."""
 Patch = tuple[Given, ...]
 
 
@@ -148,7 +145,7 @@ class Aligner:
         elements = max(1, schema.n_values // most)
         self._rows_most = schema.n_chunks(elements)
         transport.configure(
-            self._channel, schema, _compared, Codec(align.name, elements, _no, _no, _no, exact=False)
+            self._channel, schema, gather, Codec(align.name, elements, _no, _no, _no, exact=False)
         )
         self._wanted: dict[int, Wanted] = {}
         self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)

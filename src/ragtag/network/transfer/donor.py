@@ -251,11 +251,13 @@ class DonorServer:
         with contextlib.suppress(OSError):  # macOS: it was reset already, and reading it says so
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sessions[sock] = self._session(sock, _host_of(where[0]))
+        session = self._sessions[sock] = self._session(sock)
+        session.host = _host_of(where[0])
 
-    def _session(self, sock: socket.socket, host: str) -> DonorSession:
-        now_s = time.monotonic()
-        return DonorSession(sock, self._key, self._shelf, self.limits, self._link, now_s, self._persons, host)
+    def _session(self, sock: socket.socket) -> DonorSession:
+        return DonorSession(
+            sock, self._key, self._shelf, self.limits, self._link, time.monotonic(), self._persons
+        )
 
     def _drop(self, session: DonorSession, why: str) -> None:
         if session.watched:

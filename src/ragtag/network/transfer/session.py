@@ -96,7 +96,7 @@ class DonorSession:
 
     link: the budget that all newcomers share.
     persons: in a crew that takes persons.
-    host: from where it comes.
+    host: from where it comes, as the server tells.
     given_bytes: bytes of chunks that have left.
     watched: the events for which the server's selector watches the socket; 0: none.
     """
@@ -110,9 +110,8 @@ class DonorSession:
         link: LinkBudget,
         now_s: float,
         persons: Prover | None = None,
-        host: str = "",
     ) -> None:
-        self.sock, self.host = sock, host
+        self.sock, self.host = sock, ""
         self._key, self._shelf, self._limits, self._persons = key, shelf, limits, persons
         self._stage = _Stage.STRANGER
         self._greeting = greeting(secrets.token_bytes(NONCE_BYTES))

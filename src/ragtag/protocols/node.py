@@ -287,7 +287,7 @@ class Node:
         for effect in effects:
             if isinstance(effect, Posted) and effect.topic == SHARES:
                 try:
-                    self.crew.plans.take(effect.number, effect.peer, effect.blob)
+                    self.crew.plans.take(effect.peer, effect.blob)
                 except ValueError as error:
                     noted.append(Noted("refused", effect.peer, str(error)))
         return effects + noted

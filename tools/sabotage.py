@@ -1164,10 +1164,10 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "rounds: one that tells far ones is believed each time",
-        "src/ragtag/protocols/channel/at_once.py",
+        "src/ragtag/protocols/channel/far_rounds.py",
         "self._patience[peer] = 2 * patience",
         "self._patience[peer] = patience",
-        ("tests/protocols/test_asking.py", "-k", "logarithm"),
+        ("tests/protocols/test_far_rounds.py", "-k", "logarithm"),
     ),
     Sabotage(
         "push-sum: what one peer sends is kept without end",

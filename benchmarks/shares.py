@@ -97,7 +97,7 @@ def averages(
 
     def train(transport: SimulatedTransport) -> None:
         transport.configure(CHANNEL, schema, averager, fp32)
-        if transport.me == 0 and shares:
+        if shares:
             transport.post(SHARES, write_plans([Plan(CHANNEL, 0, whole_shares(shares))]))
         own = np.full((schema.n_chunks(fp32.elements), fp32.elements), float(transport.me), np.float32)
         for number in range(WARM + ROUNDS):

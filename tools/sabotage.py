@@ -1164,10 +1164,10 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "rounds: one that tells far ones is believed each time",
-        "src/ragtag/protocols/channel/at_once.py",
+        "src/ragtag/protocols/channel/far_rounds.py",
         "self._patience[peer] = 2 * patience",
         "self._patience[peer] = patience",
-        ("tests/protocols/test_asking.py", "-k", "logarithm"),
+        ("tests/protocols/test_far_rounds.py", "-k", "logarithm"),
     ),
     Sabotage(
         "push-sum: what one peer sends is kept without end",
@@ -1261,11 +1261,25 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (SOME_CLIENTS, "-k", "slow_line"),
     ),
     Sabotage(
-        "shares: a dead planner's plan is nobody's",
+        "shares: nobody repeats a plan",
         "src/ragtag/training/planning.py",
-        "            self._post(newest[2])  # nobody",
-        "            pass  # nobody",
-        ("tests/training/test_planning.py", "-k", "planners_death"),
+        "                self._repeat(outcome,",
+        "                (lambda *_: None)(outcome,",
+        ("tests/training/test_planning.py", "-k", "unlike_lines"),
+    ),
+    Sabotage(
+        "shares: one that lies is believed",
+        "src/ragtag/protocols/channel/shares.py",
+        "if times >= tellers]",
+        "if times >= 1]",
+        ("tests/training/test_planning.py", "-k", "alone_tells"),
+    ),
+    Sabotage(
+        "shares: a planner waits for a plan of anybody's",
+        "src/ragtag/training/planning.py",
+        "        own = known.told(self._transport.me, self._channel)",
+        "        own = known.told(3, self._channel)",
+        ("tests/training/test_planning.py", "-k", "alone_tells"),
     ),
     Sabotage(
         "clients: they wait as owners do",

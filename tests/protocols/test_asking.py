@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ragtag.core.seed import generator
-from ragtag.core.types import Arrived, Average, Effect, Expired, Floats, Left, MessageKey, Outcome, Run, Send
-from ragtag.protocols.channel.at_once import CATCH_UP, JUMP_MAX, FarRounds, Rounds
+from ragtag.core.types import Arrived, Average, Effect, Expired, Floats, MessageKey, Outcome, Run, Send
+from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.far_rounds import JUMP_MAX
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
@@ -272,44 +273,3 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
     assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)
-
-
-def test_one_that_tells_far_rounds_time_and_again_has_nobody_skip_to_each() -> None:
-    """Neither by questions nor by values; what two tell, or the only other one, is believed."""
-
-    def tells(node: Node, peer: int, number: int) -> None:
-        node.step(1.0, Arrived([blob_message(peer, MessageKey(0, number, SCATTER, 0), b"")]))
-
-    node = founder()
-    node.resume(0, 0)
-    tells(node, 1, 1000)
-    for number in (1 << 20, 1 << 21, 1000 + 2 * CATCH_UP):
-        asked(node, number, SCATTER, 1, peer=1)
-        tells(node, 1, number)
-    assert node.heard_of(0) == 1000, "it may have been alone, but not again and again"
-    tells(node, 1, 1000 + CATCH_UP)
-    assert node.heard_of(0) == 1000 + CATCH_UP
-    tells(node, 2, 5000)
-    assert node.heard_of(0) == 5000, "an honest one and that"
-    alone = founder()
-    alone.resume(0, 0)
-    alone.step(0.0, Left(2))
-    for number in (1000, 1 << 20):
-        tells(alone, 1, number)
-        assert alone.heard_of(0) == number
-
-
-def test_what_one_alone_has_others_skip_grows_with_the_logarithm_of_the_rounds() -> None:
-    far, leaps, done = FarRounds(), [], 0
-    for turn in range(1, 200):
-        believed = {far.believes(done, done + 1000, (1,), lambda: (1, 2)) for _ in range(5)}
-        assert len(believed) == 1, "how often it tells that in a round is nothing to it"
-        if believed == {True}:
-            leaps.append(turn)
-        done += 1000 if believed == {True} else 1
-    assert leaps == [1, 3, 7, 15, 31, 63, 127]
-    patient = FarRounds()
-    assert patient.believes(0, 1000, (1,), lambda: (1, 2))
-    for number in range(1000, 1100):
-        assert not patient.believes(number, number + 1000, (1,), lambda: (1, 2))
-        assert patient.believes(number, number + 1, (1,), lambda: (1, 2)), "it is near again"

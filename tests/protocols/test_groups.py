@@ -23,7 +23,7 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.channel.at_once import CATCH_UP
+from ragtag.protocols.channel.far_rounds import CATCH_UP
 from ragtag.protocols.groups.channel import GroupNode
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.group import Group

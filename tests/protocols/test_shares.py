@@ -92,7 +92,8 @@ def test_newcomers_take_over_where_all_that_were_planned_for_are_gone() -> None:
 
 def plan(world: World, shares: tuple[int, ...], peers: list[int] | None = None, first: int = 0) -> None:
     for peer in range(world.n) if peers is None else peers:
-        world.nodes[peer].crew.plans.take(1 + first, 0, write_plans([Plan(0, first, shares)]))
+        for teller in (0, 1):
+            world.nodes[peer].crew.plans.take(teller, write_plans([Plan(0, first, shares)]))
 
 
 def value(peer: int) -> float:
@@ -210,30 +211,33 @@ def test_auxiliaries_own_their_shares_and_a_chunk_that_nobody_gave_is_no_average
 @settings(max_examples=30)
 @given(st.permutations(range(5)), st.integers(0, 12))
 def test_peers_that_have_the_same_posts_agree(order: list[int], round_: int) -> None:
+    first, wide, other = Plan(7, 2, (1, 1)), Plan(7, 5, (1, 3)), Plan(8, 0, (9,))
     posts = [
-        (1, 0, Plan(7, 2, (1, 1))),
-        (2, 1, Plan(7, 5, (1, 2))),
-        (2, 3, Plan(7, 5, (1, 3))),
-        (3, 0, Plan(7, 9, ())),
-        (4, 0, Plan(8, 0, (9,))),
+        (0, [first, other]),
+        (1, [first, Plan(7, 5, (1, 2))]),
+        (2, [Plan(7, 5, (1, 2)), wide, other]),
+        (3, [wide, Plan(7, 9, ())]),
+        (4, [Plan(7, 9, ()), Plan(7, 11, (1, 4))]),
     ]
     plans = Plans()
     for i in order:
-        number, peer, told = posts[i]
-        plans.take(number, peer, write_plans([told]))
+        peer, told = posts[i]
+        plans.take(peer, write_plans(told))
     expected = () if round_ < 2 or round_ >= 9 else (1, 1) if round_ < 5 else (1, 3)
     assert plans.shares(7, round_) == expected
     assert plans.shares(8, round_) == (9,) and plans.shares(6, round_) == ()
+    assert plans.shares(7, round_, 1) == ((1, 4) if round_ >= 11 else expected)
 
 
-def test_a_peer_that_tells_many_plans_keeps_out_nobody_elses() -> None:
+def test_one_that_tells_many_plans_keeps_out_nobody_elses_and_none_of_its_own_counts() -> None:
     plans = Plans()
     for number in range(1, 9):
-        plans.take(number, 2, write_plans([Plan(100 * number + i, 0, (1,)) for i in range(PLANS_MAX)]))
-        plans.take(20 + number, 3, write_plans([Plan(7, 1 << 30, (1,))]))
-    plans.take(3, 0, write_plans([Plan(7, 2, (1, 2)), Plan(8, 0, (3,))]))
-    assert (plans.shares(7, 5), plans.shares(8, 5)) == ((1, 2), (3,))
-    assert sum(plans.newest(channel) is not None for channel in range(1000)) == 2 + PLANS_MAX
+        plans.take(2, write_plans([Plan(100 * number + i, 0, (1,)) for i in range(PLANS_MAX)]))
+        plans.take(3, write_plans([Plan(7, number, (number,))]))
+    for teller in (0, 1):
+        plans.take(teller, write_plans([Plan(7, 2, (1, 2)), Plan(8, 0, (3,))]))
+    assert (plans.shares(7, 5), plans.shares(8, 5), plans.shares(100, 5)) == ((1, 2), (3,), ())
+    assert sum(plans.told(2, channel) is not None for channel in range(1000)) == PLANS_MAX
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_posts_that_are_no_plans_are_refused(blob: bytes) -> None:
     world = World(2, ALL, 4)
     effects = world.nodes[0].step(0.0, Post(SHARES, blob))
     assert any(getattr(effect, "what", "") == "refused" for effect in effects)
-    assert world.nodes[0].crew.plans.newest(0) is None
+    assert world.nodes[0].crew.plans.told(0, 0) is None
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1e16, math.inf, math.nan])
@@ -271,7 +275,12 @@ def test_whole_shares_keep_their_proportions() -> None:
 def test_auxiliaries_are_told_shares_and_tell_rates_and_post_nothing_else() -> None:
     world = World(3, ALL, 4, auxiliary=(2,))
     told = write_plans([Plan(0, 3, (1, 2, 3))])
-    for topic, peer, blob in ((SHARES, 0, told), (RATES, 2, write_line(Line({0: 5.0}))), (77, 2, b"x")):
+    for topic, peer, blob in (
+        (SHARES, 0, told),
+        (SHARES, 1, told),
+        (RATES, 2, write_line(Line({0: 5.0}))),
+        (77, 2, b"x"),
+    ):
         world.push(0.0, peer, Post(topic, blob))
     world.push(5.0, 2, Left(0))
     world.push(5.0, 2, Left(1))

@@ -12,7 +12,7 @@ import ragtag
 from ragtag.core.channels import channel_of
 from ragtag.core.faults import Crash, Faults, Loss, OwnLine
 from ragtag.core.types import Noted, Outcome
-from ragtag.protocols.channel.shares import Line, Plans, write_line
+from ragtag.protocols.channel.shares import Line, Plan, Plans, write_line, write_plans
 from ragtag.protocols.crew.board import RATES, SHARES
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -34,6 +34,7 @@ class Trained:
         clients: int = 0,
         method: Any = None,
         rates: dict[int, dict[int, float]] | None = None,
+        lies: dict[int, Plan] | None = None,
         **faults: Any,
     ) -> None:
         self.notes: list[tuple[int, Noted]] = []
@@ -49,6 +50,8 @@ class Trained:
             me = transport.me
             if rates is not None and me in rates:
                 transport.rates = lambda: rates[me]  # type: ignore[method-assign]
+            if lies is not None and me in lies:
+                transport.post(SHARES, write_plans([lies[me]]))
             optimizer = CrewOptimizer(
                 torch.optim.SGD([weight], lr=0.0),
                 transport,
@@ -75,7 +78,7 @@ class Trained:
     def shares(self, peer: int) -> tuple[int, ...]:
         known = Plans()
         for poster, posted in self.crew.nodes[peer].board.notices(SHARES).posts.items():
-            known.take(posted.number, poster, posted.blob)
+            known.take(poster, posted.blob)
         return known.shares(self.channel, 1 << 20)
 
 
@@ -103,27 +106,38 @@ def test_clients_are_planned_for_as_such_however_fast_their_lines_are() -> None:
     assert found.results == [1.5] * 4
 
 
+@pytest.mark.parametrize("first_round", [0, 1 << 31])
+def test_a_plan_that_one_alone_tells_is_nobodys_and_keeps_the_crew_from_none(first_round: int) -> None:
+    """Neither one by which it would own all, nor one that is to begin when nobody trains any more."""
+    lie = Plan(channel_of("model"), first_round, (0, 0, 0, 1))
+    found = Trained([SLOW, FAST, FAST, FAST], 16, lies={3: lie})
+    assert [peer for peer, _ in found.told("shares")] == [1] and not found.told("apart")
+    for node in range(4):
+        assert found.shares(node)[0] == 0 and min(found.shares(node)[1:]) > 0
+    assert all((o.heard == 0b1111).all() for outcomes in found.outcomes for o in outcomes)
+    assert found.outcomes[0][-1].total_s < 0.8 * found.outcomes[0][1].total_s
+
+
 def test_a_crew_of_like_lines_stays_as_it_is() -> None:
     found = Trained([FAST] * 4, 12)
     assert not found.told("shares") and found.shares(0) == ()
 
 
 def test_loss_and_the_planners_death_leave_averages_whole() -> None:
-    """Peer 0 plans, and dies once all go by its plan; the next lowest of the fast tells it from then on.
+    """Peer 0 plans, and dies once all go by its plan; the others tell it all the same.
 
     A slow peer's rates come after some rounds only, as they wait behind its shares: so the plan of a crew
     that does the same, and in which nobody dies, says when.
     """
     lines, loss = [FAST, SLOW, FAST, FAST, FAST], Loss(0.05)
     calm = Trained(lines, 16, loss=loss)
-    plan = calm.crew.nodes[0].crew.plans.newest(calm.channel)
-    assert plan is not None and plan[1] == 0
-    begun_s = max(outcomes[plan[2].first_round].started_s for outcomes in calm.outcomes)
+    plan = calm.crew.nodes[0].crew.plans.told(0, calm.channel)
+    assert plan is not None and [peer for peer, _ in calm.told("shares")] == [0]
+    begun_s = max(outcomes[plan.first_round].started_s for outcomes in calm.outcomes)
     found = Trained(lines, 40, loss=loss, crashes=(Crash(0, begun_s),))
     planners = [peer for peer, _ in found.told("shares")]
     assert planners[0] == 0 and found.results[0] is None
-    newest = found.crew.nodes[2].crew.plans.newest(found.channel)
-    assert newest is not None and newest[1] == 2
+    assert all(found.crew.nodes[2].crew.plans.told(peer, found.channel) == plan for peer in (1, 2, 3, 4))
     for outcomes in found.outcomes[1:]:
         last = outcomes[-2]  # after the last one peers leave, and what they repair is lost
         assert last.averaged.all() and (last.heard == 0b11110).all(), last

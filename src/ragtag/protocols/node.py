@@ -29,9 +29,9 @@ from ragtag.core.types import (
     Tell,
     Visits,
 )
-from ragtag.protocols.channel.at_once import CATCH_UP
 from ragtag.protocols.channel.averager import Channel, Machine, Opening
 from ragtag.protocols.channel.budgets import HEADROOM
+from ragtag.protocols.channel.far_rounds import CATCH_UP
 from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, SHARES, Board
 from ragtag.protocols.crew.district import partners
@@ -287,7 +287,7 @@ class Node:
         for effect in effects:
             if isinstance(effect, Posted) and effect.topic == SHARES:
                 try:
-                    self.crew.plans.take(effect.number, effect.peer, effect.blob)
+                    self.crew.plans.take(effect.peer, effect.blob)
                 except ValueError as error:
                     noted.append(Noted("refused", effect.peer, str(error)))
         return effects + noted

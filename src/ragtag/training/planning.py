@@ -5,7 +5,9 @@ the living peers that can solve a plan (scipy is there) the one with the fastest
 of its own: where lines are slow, posts wait behind shares. Rates within a factor of two are as good, and the
 lowest peer goes first. It takes the best of a peer's ways out for what that peer can send, and the better of
 that and of the best way to it for what it can receive. ``optim.roles.even_shares`` makes shares of that, and
-a post tells them to all, auxiliaries too.
+a post tells them to all, auxiliaries too. Those that see it plan repeat what it tells, and a plan counts once
+two tell it (``protocols.channel.shares``). So one that lies plans for nobody, unless it lies about its line,
+too. A planner waits for its own plan to begin, and for no other.
 
 It changes shares only where that pays. A change costs about a round, since a peer that hears of it too late
 is apart in one, and the time of solving. It brings the predicted part of each round from then on. A crew that
@@ -13,8 +15,9 @@ was as it is for k rounds is taken to stay so for k more. After ``WINDOW`` round
 what was measured before it: where rounds are no shorter, all own as much again, until the crew or its rates
 change.
 
-The first round of a plan is named: the next but two, and later by as many rounds as two of the board's
-timeouts take. What happens to a peer that the post does not reach by then, ``protocols.channel.shares`` says.
+The first round of a plan is named: the next but three, and later by as many rounds as four of the board's
+timeouts take: it is told, and told again. What happens to a peer that the post does not reach by then,
+``protocols.channel.shares`` says.
 """
 
 from __future__ import annotations
@@ -84,11 +87,14 @@ class Planner:
         leads = min(able, key=lambda peer: (-_octave(lines[peer]), peer), default=None)
         if leads is None and all(peer in lines for peer in transport.live):
             self._say("no peer has scipy, so all own as much; pip install 'ragtag[roles]' on one")
+        known = self._plans()
         if leads != transport.me:
             self._calm, self._before_s = 0, math.inf
             self._rounds_s.clear()
+            if leads is not None:
+                self._repeat(outcome, known.told(leads, self._channel), known)
             return
-        self._lead(outcome, lines)
+        self._lead(outcome, lines, known)
 
     def _lines(self) -> dict[PeerId, Line]:
         found = {}
@@ -99,17 +105,24 @@ class Planner:
                 self._say(f"rates of peer {peer} are not believed: {error}")
         return found
 
-    def _lead(self, outcome: Outcome, lines: dict[PeerId, Line]) -> None:
+    def _plans(self) -> Plans:
         known = Plans()
-        for peer, posted in self._transport.notices(SHARES).posts.items():
+        for peer, blob in self._transport.posts(SHARES).items():
             try:
-                known.take(posted.number, peer, posted.blob)
+                known.take(peer, blob)
             except ValueError:
                 continue  # its node has noted that it is refused
-        newest = known.newest(self._channel)
-        if newest is not None and newest[1] not in self._transport.live:
-            self._post(newest[2])  # nobody tells it to newcomers any more
-        if newest is not None and newest[2].first_round > outcome.round:
+        return known
+
+    def _repeat(self, outcome: Outcome, plan: Plan | None, known: Plans) -> None:
+        """Tell what the planner tells, unless it begins later than any that one makes now."""
+        told = known.told(self._transport.me, self._channel)
+        if plan is not None and plan != told and plan.first_round <= outcome.round + _AHEAD_MAX:
+            self._post(plan)
+
+    def _lead(self, outcome: Outcome, lines: dict[PeerId, Line], known: Plans) -> None:
+        own = known.told(self._transport.me, self._channel)
+        if own is not None and own.first_round > outcome.round:
             return  # a change is under way
         shares = known.shares(self._channel, outcome.round)
         if shares != self._shares:
@@ -180,8 +193,8 @@ class Planner:
 
     def _change(self, outcome: Outcome, shares: tuple[int, ...], why: str) -> None:
         rto_s = self._transport.notices(SHARES).rto_s
-        ahead = math.ceil(2 * rto_s / self._cycle_s) if 0 < self._cycle_s < math.inf else 1
-        first = outcome.round + 3 + min(ahead, _AHEAD_MAX)
+        ahead = math.ceil(4 * rto_s / self._cycle_s) if 0 < self._cycle_s < math.inf else 1
+        first = outcome.round + min(4 + ahead, _AHEAD_MAX)
         self._post(Plan(self._channel, first, shares))
         if self._note is not None:
             self._note(Noted("shares", self._transport.me, f"from round {first} on: {why}"))
@@ -199,7 +212,7 @@ class Planner:
 
 
 _AHEAD_MAX = 1000
-"""Where rounds take no time a plan is not put off for ever."""
+"""So many rounds ahead a plan begins at most. Where rounds take no time it is not put off for ever."""
 
 
 def _octave(line: Line) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
-from ragtag.protocols.channel.shares import Plans
+from ragtag.protocols.channel.shares import TELLERS, Plans
 
 GONE_AFTER = 2
 """After so many silent rounds a peer owns no blocks."""
@@ -330,7 +330,10 @@ class Crew:
         planned: whether the channel goes by plans.
         assisted: whether auxiliaries own blocks of it.
         """
-        plan, clients = self.plans.shares(channel, round_) if planned else (), self.clients
+        tellers = min(
+            TELLERS, len(self.live - self.auxiliary)
+        )  # of one peer alone nobody repeats what it tells
+        plan, clients = self.plans.shares(channel, round_, tellers) if planned else (), self.clients
         places = set(range(self.cut)) - clients
         if not clients or places <= self.gone - (self.auxiliary if assisted else frozenset()):
             return plan

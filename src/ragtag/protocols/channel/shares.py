@@ -1,10 +1,10 @@
 """Which part of the vector each peer owns, as the crew agrees on it.
 
 A *plan* names shares by peer, and the first round of a channel that goes by them. One peer posts it on the
-notice board (``training.planning`` says which, and when). For a round all peers take, of the plans that name
-it or an earlier one as their first, the one with the highest number of its post; of two, the higher peer's.
-So peers that have the same posts agree. Numbers only grow: a post has a higher one than any that its peer had
-taken (``crew.board``).
+notice board, and the others repeat it there (``training.planning`` says which, and when). It counts once two
+tell it, or the only other. So one that lies changes nobody's shares, whatever it tells. For a round all peers
+take, of the plans that count and name it or an earlier one as their first, the one that begins last; of two,
+the one with the greater shares. So peers that have the same posts agree.
 
 A peer that has another plan for a round is noticed by its first message (``rounds.stages``): a block is named
 by where it begins, and has as many chunks as its message says. It counts as missed in that round, and nothing
@@ -15,6 +15,7 @@ A peer that was told to go by shares and knows of no plan owns as much as all ot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -27,6 +28,8 @@ SHARE_MAX = (1 << 16) - 1
 PLANS_MAX = 4
 """So many plans fit a post, of a channel each. Of each peer plans of so many channels are kept, and so many
 of each channel."""
+TELLERS = 2
+"""A plan counts once so many peers tell it."""
 _U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 NEWS = 1.25
 """A rate is told anew once it is so many times what was told, or less than one such part: rate control probes
@@ -127,35 +130,35 @@ class Plans:
     """
 
     def __init__(self) -> None:
-        self._known: dict[PeerId, dict[int, list[tuple[int, Plan]]]] = {}
+        self._known: dict[PeerId, dict[int, list[Plan]]] = {}
 
-    def take(self, number: int, peer: PeerId, blob: bytes) -> None:
-        """A post came. Raises ValueError: it holds no plans."""
+    def take(self, peer: PeerId, blob: bytes) -> None:
+        """A peer's newest post came. Raises ValueError: it holds no plans."""
         plans = read_plans(blob)
         told = self._known.setdefault(peer, {})
         for plan in plans:
             if plan.channel not in told and len(told) >= PLANS_MAX:
                 continue
             known = told.setdefault(plan.channel, [])
-            if all(number != other for other, _ in known):
-                known.append((number, plan))
-                known.sort(key=lambda entry: entry[0])
+            if plan not in known:
+                known.append(plan)
                 del known[:-PLANS_MAX]
 
-    def shares(self, channel: int, round_: int) -> tuple[int, ...]:
-        """The shares of a round, by peer; empty: all own as much."""
-        for _, _, plan in reversed(self._of(channel)):
-            if plan.first_round <= round_:
-                return plan.shares
-        return ()
+    def shares(self, channel: int, round_: int, tellers: int = TELLERS) -> tuple[int, ...]:
+        """The shares of a round, by peer; empty: all own as much.
 
-    def newest(self, channel: int) -> tuple[int, PeerId, Plan] | None:
-        """The number of the newest plan's post, its peer, and the plan; ``None``: there is none."""
-        known = self._of(channel)
-        return known[-1] if known else None
+        tellers: so many peers are to tell a plan before it counts.
+        """
+        told = Counter(
+            plan
+            for plans in self._known.values()
+            for plan in plans.get(channel, ())
+            if plan.first_round <= round_
+        )
+        counted = [plan for plan, times in told.items() if times >= tellers]
+        return max(counted, key=lambda plan: (plan.first_round, plan.shares)).shares if counted else ()
 
-    def _of(self, channel: int) -> list[tuple[int, PeerId, Plan]]:
-        """The plans of a channel, in the order of their posts, and of their peers where that is one."""
-        found = ((peer, told.get(channel, ())) for peer, told in self._known.items())
-        known = [(number, peer, plan) for peer, plans in found for number, plan in plans]
-        return sorted(known, key=lambda entry: entry[:2])
+    def told(self, peer: PeerId, channel: int) -> Plan | None:
+        """What a peer tells of a channel; ``None``: it tells no plan."""
+        plans = self._known.get(peer, {}).get(channel)
+        return plans[-1] if plans else None

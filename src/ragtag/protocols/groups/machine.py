@@ -33,7 +33,7 @@ from ragtag.core.types import (
     Send,
     Timer,
 )
-from ragtag.protocols.channel.at_once import FarRounds
+from ragtag.protocols.channel.far_rounds import FarRounds
 from ragtag.protocols.groups.keys import View
 from ragtag.protocols.rounds.asking import QUESTIONS, here
 from ragtag.protocols.rounds.base import spans_of, whole_message

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ragtag.protocols.channel.at_once import CATCH_UP
+from ragtag.protocols.channel.far_rounds import CATCH_UP
 from ragtag.protocols.transfer.chunks import Chunks
 from ragtag.protocols.transfer.donor import PATIENCE, PENDING, SHARE_OF_TIME, Donor, DonorState
 from ragtag.protocols.transfer.types import (

@@ -80,6 +80,8 @@ class Abreast:
         self._record, self._phase = record, phase
         self._last_s = transport.now_s()
         self._last_round: int | None = None
+        self._counted: int | None = None  # what is kept has counted the steps up to this round
+        self._steps = 0  # of this peer, at its last round
         self.came_s: float | None = None
 
     def begin(self, averaged: AveragedModel) -> None:
@@ -116,6 +118,7 @@ class Abreast:
         now_s = self._transport.now_s()
         last, self._last_round = self._last_round, outcome.round
         away_s, self._last_s = now_s - self._last_s, now_s
+        self._count(kept, outcome.round)
         if last is not None and outcome.round - last > 1 + CATCH_UP and not kept.stands_aside:
             if kept.follower is not None and self._donors is not None:
                 self._fall_behind(outcome.channel, last)
@@ -127,6 +130,16 @@ class Abreast:
                 self._come_abreast(outcome.channel)
             self._last_round = None
         keeper.offer(outcome.round)
+
+    def _count(self, kept: AveragedModel, round_: int) -> None:
+        """What is kept counts the steps of the rounds that this peer left out, few or many, and whatever comes
+        of its absence: one that counted its own only would average K-FAC's factors at other steps than all
+        others, for good, and each would wait for the other's round.
+        """
+        counted, self._counted = self._counted, round_
+        steps, self._steps = self._steps, kept.progress[0]
+        if counted is not None and round_ > counted + 1 and not kept.stands_aside:
+            self._keeper.went_on((round_ - counted - 1) * (self._steps - steps))
 
     def arrives_anew(self) -> Callable[[AveragedModel], None]:
         """This peer has another seat, and comes late to it. Returns what has it get the state of its first
@@ -151,6 +164,7 @@ class Abreast:
             state = self._transport.await_future(keeper.asking(self._donors, behind)(at_most_s))
             if state is None or not keeper.put(state):
                 return None
+        self._counted = state.round
         self._transport.goes_on_after(kept.channel, state.round)
         return state.round
 
@@ -213,6 +227,7 @@ class Abreast:
         if came.state_round >= 0:
             first.resume_at(first.progress[0] + came.redone * since, 0)
             keeper.went_on((came.redone + came.missing) * since)
+            self._counted = came.state_round + came.redone + came.missing
         keeper.tell(Noted("in step" if came.in_step else "not in step", keeper.me, str(came)))
         return came
 

@@ -163,6 +163,33 @@ def test_what_counts_the_crews_steps_is_told_of_those_that_it_missed() -> None:
     assert counts[0].told == counts[1].told == 0
 
 
+def test_what_counts_the_crews_steps_is_told_of_few_that_it_missed() -> None:
+    """K-FAC of a peer that left out a few rounds averaged its factors at other steps than all others, for good."""
+    told = dict.fromkeys(range(3), 0)
+
+    class Counts:
+        def __init__(self, me: int) -> None:
+            self.me = me
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError("so few are not fetched")
+
+        def went_on(self, steps: int) -> None:
+            told[self.me] += steps
+
+    def kept(keeper: StateKeeper, optimizer: CrewOptimizer) -> None:
+        keeper.keep(counts=Counts(keeper.me))
+
+    found = train(faults={"freezes": (Freeze(2, 0.72, 0.3),)}, kept=kept)
+    for peer in range(3):
+        own = sum(who == peer for who, _ in found.models)
+        assert own + told[peer] == ROUNDS + 1
+    assert told[0] == told[1] == 0 < told[2]
+
+
 def test_one_that_missed_few_rounds_fetches_nothing() -> None:
     assert train(faults={"freezes": (Freeze(2, 0.72, 0.3),)}).notes == []
 

@@ -546,6 +546,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_abreast.py", "-k", "most_replicas"),
     ),
     Sabotage(
+        "what is kept is not told of steps that a peer left out",
+        "src/ragtag/training/state/abreast.py",
+        "round_ > counted + 1 and not kept.stands_aside",
+        "False",
+        ("tests/training/test_abreast.py", "-k", "few_that_it_missed"),
+    ),
+    Sabotage(
         "donors' replicas are not told apart",
         "src/ragtag/protocols/transfer/types.py",
         "return self.round, self.replica",

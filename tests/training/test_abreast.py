@@ -164,7 +164,7 @@ def test_what_counts_the_crews_steps_is_told_of_those_that_it_missed() -> None:
 
 
 def test_what_counts_the_crews_steps_is_told_of_few_that_it_missed() -> None:
-    """K-FAC of a peer that left out a few rounds averaged its factors at other steps than all others, for good."""
+    """K-FAC of a peer that left out a few rounds averaged its factors at other steps than all others."""
     told = dict.fromkeys(range(3), 0)
 
     class Counts:

@@ -132,9 +132,10 @@ class Abreast:
         keeper.offer(outcome.round)
 
     def _count(self, kept: AveragedModel, round_: int) -> None:
-        """What is kept counts the steps of the rounds that this peer left out, few or many, and whatever comes
-        of its absence: one that counted its own only would average K-FAC's factors at other steps than all
-        others, for good, and each would wait for the other's round.
+        """What is kept counts the steps of the rounds that this peer left out, whatever comes of its absence.
+
+        One that counted its own only would average K-FAC's factors at other steps than all others, for good,
+        and each would wait for the other's round.
         """
         counted, self._counted = self._counted, round_
         steps, self._steps = self._steps, kept.progress[0]

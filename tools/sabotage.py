@@ -546,6 +546,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_abreast.py", "-k", "most_replicas"),
     ),
     Sabotage(
+        "align: a round that a freeze made long bounds comparisons",
+        "src/ragtag/training/align/aligner.py",
+        "if not (outcome.expired and self._round_s):",
+        "if True:",
+        ("tests/training/test_align.py", "-k", "deadline_ended"),
+    ),
+    Sabotage(
+        "shares: a planner alone does not go by its own plan",
+        "src/ragtag/training/planning.py",
+        "known.shares(self._channel, outcome.round, trainers)",
+        "known.shares(self._channel, outcome.round)",
+        ("tests/training/test_planning.py", "-k", "left_with"),
+    ),
+    Sabotage(
         "what is kept is not told of steps that a peer left out",
         "src/ragtag/training/state/abreast.py",
         "round_ > counted + 1 and not kept.stands_aside",
@@ -1270,14 +1284,14 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "shares: nobody repeats a plan",
         "src/ragtag/training/planning.py",
-        "                self._repeat(outcome,",
-        "                (lambda *_: None)(outcome,",
+        "            self._repeat(outcome,",
+        "            (lambda *_: None)(outcome,",
         ("tests/training/test_planning.py", "-k", "unlike_lines"),
     ),
     Sabotage(
         "shares: one that lies is believed",
         "src/ragtag/protocols/channel/shares.py",
-        "if times >= tellers]",
+        "if times >= min(TELLERS, trainers)]",
         "if times >= 1]",
         ("tests/training/test_planning.py", "-k", "alone_tells"),
     ),

@@ -118,6 +118,15 @@ def test_a_plan_that_one_alone_tells_is_nobodys_and_keeps_the_crew_from_none(fir
     assert found.outcomes[0][-1].total_s < 0.8 * found.outcomes[0][1].total_s
 
 
+def test_a_planner_that_is_left_with_auxiliaries_goes_by_its_plan_and_makes_it_once() -> None:
+    """Nobody is left to repeat it. It counted for rounds, and not for the planner, which made it anew."""
+    found = Trained([FAST, FAST, SLOW, FAST], 60, auxiliaries=2, crashes=(Crash(1, 0.3),))
+    assert len(found.told("shares")) == 1 and len(found.outcomes[0]) == 60
+    known = found.crew.nodes[0].crew
+    plan = known.plans.told(0, found.channel)
+    assert plan is not None and known.shares(found.channel, 60, True, True) == plan.shares
+
+
 def test_a_crew_of_like_lines_stays_as_it_is() -> None:
     found = Trained([FAST] * 4, 12)
     assert not found.told("shares") and found.shares(0) == ()

@@ -87,14 +87,14 @@ class Planner:
         leads = min(able, key=lambda peer: (-_octave(lines[peer]), peer), default=None)
         if leads is None and all(peer in lines for peer in transport.live):
             self._say("no peer has scipy, so all own as much; pip install 'ragtag[roles]' on one")
-        known = self._plans()
-        if leads != transport.me:
-            self._calm, self._before_s = 0, math.inf
-            self._rounds_s.clear()
-            if leads is not None:
-                self._repeat(outcome, known.told(leads, self._channel), known)
+        known = self._plans() if leads is not None else Plans()
+        if leads == transport.me:
+            self._lead(outcome, lines, known)
             return
-        self._lead(outcome, lines, known)
+        self._calm, self._before_s = 0, math.inf
+        self._rounds_s.clear()
+        if leads is not None:
+            self._repeat(outcome, known.told(leads, self._channel), known)
 
     def _lines(self) -> dict[PeerId, Line]:
         found = {}
@@ -124,7 +124,8 @@ class Planner:
         own = known.told(self._transport.me, self._channel)
         if own is not None and own.first_round > outcome.round:
             return  # a change is under way
-        shares = known.shares(self._channel, outcome.round)
+        trainers = len(self._transport.live - self._transport.auxiliary)
+        shares = known.shares(self._channel, outcome.round, trainers)
         if shares != self._shares:
             self._shares = shares
             self._rounds_s.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
-from ragtag.protocols.channel.shares import TELLERS, Plans
+from ragtag.protocols.channel.shares import Plans
 
 GONE_AFTER = 2
 """After so many silent rounds a peer owns no blocks."""
@@ -330,10 +330,8 @@ class Crew:
         planned: whether the channel goes by plans.
         assisted: whether auxiliaries own blocks of it.
         """
-        tellers = min(
-            TELLERS, len(self.live - self.auxiliary)
-        )  # of one peer alone nobody repeats what it tells
-        plan, clients = self.plans.shares(channel, round_, tellers) if planned else (), self.clients
+        trainers, clients = len(self.live - self.auxiliary), self.clients
+        plan = self.plans.shares(channel, round_, trainers) if planned else ()
         places = set(range(self.cut)) - clients
         if not clients or places <= self.gone - (self.auxiliary if assisted else frozenset()):
             return plan

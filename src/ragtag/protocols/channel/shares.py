@@ -144,10 +144,10 @@ class Plans:
                 known.append(plan)
                 del known[:-PLANS_MAX]
 
-    def shares(self, channel: int, round_: int, tellers: int = TELLERS) -> tuple[int, ...]:
+    def shares(self, channel: int, round_: int, trainers: int = TELLERS) -> tuple[int, ...]:
         """The shares of a round, by peer; empty: all own as much.
 
-        tellers: so many peers are to tell a plan before it counts.
+        trainers: how many peers could tell a plan. What one tells that is alone nobody repeats.
         """
         told = Counter(
             plan
@@ -155,7 +155,7 @@ class Plans:
             for plan in plans.get(channel, ())
             if plan.first_round <= round_
         )
-        counted = [plan for plan, times in told.items() if times >= tellers]
+        counted = [plan for plan, times in told.items() if times >= min(TELLERS, trainers)]
         return max(counted, key=lambda plan: (plan.first_round, plan.shares)).shares if counted else ()
 
     def told(self, peer: PeerId, channel: int) -> Plan | None:

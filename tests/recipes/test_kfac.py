@@ -108,6 +108,25 @@ def test_as_many_settings_are_tried_for_each_method_and_the_best_counts() -> Non
     )
 
 
+def test_a_report_says_with_which_seeds_its_settings_were_tried_and_of_crews_where_there_are_some() -> None:
+    """On CIFAR-10 it named a second seed, which was not tried, and crews that there were not."""
+    full, quick = (Plan.of(quick=q, digits=True, seeds=3) for q in (False, True))
+    images = Plan.of(quick=False, digits=False, seeds=3)
+    assert ["seeds: 100, 101)" in " ".join(recipe.notes(plan)) for plan in (full, quick, images)] == [
+        True,
+        False,
+        False,
+    ]
+    assert "seeds: 100)" in " ".join(recipe.notes(images)) and "six settings" not in " ".join(
+        recipe.notes(quick)
+    )
+    assert ["In a crew" in " ".join(recipe.notes(plan)) for plan in (full, quick, images)] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_what_the_quick_form_takes_is_what_the_stored_sweep_chose() -> None:
     stored = json.loads((ROOT / "benchmarks/results/reproduce_kfac.json").read_text("utf-8"))
     (table,) = (table for table in stored["tables"] if table["title"] == "Settings")

@@ -76,21 +76,22 @@ SC20 = "Pauloski et al., SC 2020"
 KAISA = "Pauloski et al., SC 2021"
 GOAL = "goal"
 NOTES = (
-    f"One process has joint batches of {BATCH}. A crew's peers have an eighth each, average gradients in "
-    "each step, and repair what is lost of them. What is lost of factors stays lost.",
+    f"One process has joint batches of {BATCH}.",
     "All methods have a learning rate that rises for five steps and falls to 0 at the end of their run "
     "(cosine): so a run of fewer steps is another run, and not the beginning of a longer one.",
-    f"Each method has six settings, tried with seeds {', '.join(map(str, TUNING_SEEDS))} at the length at "
-    "which it is judged; the best mean accuracy counts, then the lowest loss.",
     f"K-FAC has factors of samples' own losses (scaling='fisher') every {FACTOR_EVERY} steps, and "
     f"decompositions every {INVERSE_EVERY}.",
+    "Not judged: AdamW, Muon, SOAP and Distributed Shampoo, which no figure of the paper is about; processor "
+    "time, which is the machine's.",
+)
+IN_CREWS = (
+    "A crew's peers have equal parts of a joint batch, average gradients in each step, and repair what is "
+    "lost of them. What is lost of factors stays lost.",
     "Equal bytes: so many steps that a peer sends what one of SGD's sends in its whole run. Equal time: the "
     "same with virtual time, where a step takes half a second by SGD, by another method as much longer as "
     "its processor time alone says, and in either case what the rounds take over the lines.",
     "In a crew, what is compared is peer 0. The longest step is over peers that were neither killed nor "
     "frozen. What is killed or frozen is so while others train: nothing fails before the first step.",
-    "Not judged: AdamW, Muon, SOAP and Distributed Shampoo, which no figure of the paper is about; processor "
-    "time, which is the machine's.",
 )
 NOT_THERE = (
     f"{' and '.join(EXTRAS)} are left out: the package pytorch_optimizer is not installed (pip install "
@@ -199,7 +200,7 @@ def reproduce(
         rows=rows(plan, results),
         tables=tables(plan, results),
         figures=[curves_of(plan, results)],
-        notes=[*NOTES, *([] if set(EXTRAS) <= set(methods()) else [NOT_THERE])],
+        notes=notes(plan),
         data={
             "tried": [asdict(one) for one in results.tried],
             "trained": [asdict(one) for runs in results.trained.values() for one in runs],
@@ -380,6 +381,17 @@ def tables(plan: Plan, results: Results) -> list[Table]:
         Table("Settings", ("method", "the best of six" if plan.tuning_seeds else "tuned before"), chosen)
     )
     return found
+
+
+def notes(plan: Plan) -> list[str]:
+    """What a reader has to know of these runs."""
+    seeds = ", ".join(map(str, plan.tuning_seeds))
+    tuned = (
+        f"Each method has six settings, each tried at the length at which it is judged (seeds: {seeds}); the "
+        "best mean accuracy counts, then the lowest loss."
+    )
+    found = [*NOTES, *([tuned] if seeds else []), *(IN_CREWS if plan.worlds else ())]
+    return found if set(EXTRAS) <= set(methods()) else [*found, NOT_THERE]
 
 
 def curves_of(plan: Plan, results: Results) -> Figure:

@@ -546,13 +546,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_abreast.py", "-k", "most_replicas"),
     ),
     Sabotage(
-        "align: a round that a freeze made long bounds comparisons",
-        "src/ragtag/training/align/aligner.py",
-        "if not (outcome.expired and self._round_s):",
-        "if True:",
-        ("tests/training/test_align.py", "-k", "deadline_ended"),
-    ),
-    Sabotage(
         "shares: a planner alone does not go by its own plan",
         "src/ragtag/training/planning.py",
         "known.shares(self._channel, outcome.round, trainers)",

@@ -201,8 +201,7 @@ class Aligner:
 
     def _due(self, outcome: Outcome) -> int | None:
         """Which comparison follows a round; ``None``: none does."""
-        if not (outcome.expired and self._round_s):  # how long a round takes is not what a deadline ended
-            self._round_s.append(outcome.total_s)
+        self._round_s.append(outcome.total_s)
         for each in (self.every, self._sooner):
             if (outcome.round + 1) % each == 0 and (each == self.every or self._is_spoilt(outcome.round)):
                 return outcome.round // each

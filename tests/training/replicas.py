@@ -69,8 +69,8 @@ class Training:
     """``n`` peers, ``rounds`` steps each; datagrams are lost in the first ``ill`` of them.
 
     astray: before which step a peer's parameters are changed, its alone; it gives no gradients. arrived:
-    before which step a peer finds that it is not in step. vectors: by step, by peer: all parameters after it,
-    in one line.
+    before which step a peer finds that it is not in step. vectors: by round, by peer: all parameters after it,
+    in one line. A peer that is behind leaves out rounds, so its steps are not numbered as others' are.
     """
 
     n: int = 5
@@ -124,7 +124,8 @@ class Training:
             F.mse_loss(model(inputs), inputs[:, :4].sin()).backward()
             optimizer.step()
             flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-            self.vectors.setdefault(round_, {})[me] = flat
+            if optimizer.outcome is not None:
+                self.vectors.setdefault(optimizer.outcome.round, {})[me] = flat
             found = optimizer._averaged.aligned
             if found is not None and found not in self.aligned[me][-1:]:
                 self.aligned[me].append(found)

@@ -1,7 +1,8 @@
 """A crew in one process: real nodes in virtual time, one thread for each peer's training loop.
 
-Virtual time goes on when all the peers that are present are in a round: where all are in one of the same
-channel, at once until it is over for all; else until it is over for the first of them.
+Virtual time goes on when all the peers that are present wait for a round: where all wait for one of the same
+channel, at once until it is over for all; else until it is over for the first of them. So it does not depend
+on which thread comes first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class FakeCrew:
         self._now_s, self._seq = 0.0, 0
         self._heap: list[tuple[float, int, int, Event]] = []
         self._asks: dict[tuple[int, int], Average | Offer] = {}  # by peer and channel
-        self._running: set[tuple[int, int]] = set()
+        self._waits: set[tuple[int, int]] = set()
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
@@ -81,7 +82,6 @@ class FakeCrew:
         with self._changed:
             self.asked.append(event)
             self._asks[peer, event.channel] = event
-            self._run_if_all_are_here()
 
     def post(self, peer: int, topic: int, blob: bytes) -> int:
         """What is posted arrives as virtual time goes on: with the next round."""
@@ -91,42 +91,44 @@ class FakeCrew:
 
     def wait(self, peer: int, channel: int) -> Outcome:
         with self._changed:
+            self._waits.add((peer, channel))
+            self._run_if_all_wait()
             if not self._changed.wait_for(
                 lambda: (peer, channel) in self._outcomes or self._failed, PATIENCE_S
             ):
-                raise TimeoutError(f"peer {peer} waits for {self.present - self._within()}")
+                raise TimeoutError(f"peer {peer} waits for {self.present - self._waiting()}")
             if self._failed is not None:
                 raise RuntimeError("another peer failed") from self._failed
+            self._waits.discard((peer, channel))
             return self._outcomes.pop((peer, channel))
 
     def leave(self, peer: int) -> None:
         """From now on nothing comes from this peer, and nobody's round waits for it to begin."""
         with self._changed:
             self.present.discard(peer)
-            self._run_if_all_are_here()
+            self._run_if_all_wait()
 
     def fail(self, error: BaseException) -> None:
         with self._changed:
             self._failed = error
             self._changed.notify_all()
 
-    def _within(self) -> set[int]:
-        """The peers that have begun a round, which is not over."""
-        return {peer for peer, _ in self._asks.keys() | self._running}
+    def _waiting(self) -> set[int]:
+        """The peers that wait for a round that is not over."""
+        return {peer for peer, _ in self._waits - self._outcomes.keys()}
 
-    def _run_if_all_are_here(self) -> None:
-        within = self._within()
-        if not within or not within >= self.present:
+    def _run_if_all_wait(self) -> None:
+        waiting = self._waiting()
+        if not waiting or not waiting >= self.present:
             return
         asks, self._asks = self._asks, {}
-        self._running |= asks.keys()
-        begun = len(self._running)
         for (peer, _), event in asks.items():
             self._apply(peer, self.nodes[peer].step(self._now_s, event))
-        together = len({channel for _, channel in self._running}) == 1
-        while self._running and (together or len(self._running) == begun):
+        waits = set(self._waits)
+        together = len({channel for _, channel in waits}) == 1
+        while waits - self._outcomes.keys() if together else waits.isdisjoint(self._outcomes):
             self._now_s, _, peer, event = heapq.heappop(self._heap)
-            if peer in self.present or peer in within:
+            if peer in self.present or peer in waiting:
                 self._apply(peer, self.nodes[peer].step(self._now_s, event))
         self._changed.notify_all()
 
@@ -147,9 +149,7 @@ class FakeCrew:
             elif isinstance(effect, Noted):
                 self.notes.append((peer, effect))
             elif isinstance(effect, Done):
-                key = peer, effect.outcome.channel
-                self._outcomes[key] = effect.outcome
-                self._running.discard(key)
+                self._outcomes[peer, effect.outcome.channel] = effect.outcome
 
     def _push(self, at_s: float, peer: int, event: Event) -> None:
         self._seq += 1

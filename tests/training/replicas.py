@@ -47,9 +47,9 @@ class Mortal(FakeCrew):
     def heal(self) -> None:
         self._losses = LossStream(Faults(), self._seed)
 
-    def _run_if_all_are_here(self) -> None:
+    def _run_if_all_wait(self) -> None:
         self._asks = dict(sorted(self._asks.items()))  # in whatever order threads came: the same sums
-        super()._run_if_all_are_here()
+        super()._run_if_all_wait()
 
     def _apply(self, peer: int, effects: list[Effect]) -> None:
         last = self.dies.get(peer)
@@ -69,8 +69,8 @@ class Training:
     """``n`` peers, ``rounds`` steps each; datagrams are lost in the first ``ill`` of them.
 
     astray: before which step a peer's parameters are changed, its alone; it gives no gradients. arrived:
-    before which step a peer finds that it is not in step. vectors: by round, by peer: all parameters after it,
-    in one line. A peer that is behind leaves out rounds, so its steps are not numbered as others' are.
+    before which step a peer finds that it is not in step. vectors: by round, by peer: all parameters after
+    it, in one line. A peer that is behind leaves out rounds, so its steps are not numbered as others' are.
     """
 
     n: int = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,21 @@ from torch import nn
 import ragtag.training.align.aligner as align_module
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.faults import Faults, Freeze
 from ragtag.core.types import nobodys
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
+from ragtag.recipes.abreast import Keeps
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.aligner import Aligner, Patch
 from ragtag.training.align.plan import Align
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.exchange.dense import Replica
+from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.tensors.layout import GRADIENT, Part
 from tests.training.fake_transport import FakeCrew
 from tests.training.replicas import OPTIMIZERS, Training
@@ -277,6 +283,34 @@ def test_whatever_happens_survivors_are_one_when_it_is_over(
     assert all(found.apart == 0 and found.peers == n - len(dies) for found in calm)
 
 
+@pytest.mark.parametrize("frozen_s", [1.0, 3.0])
+def test_after_a_freeze_no_comparison_makes_the_others_wait(frozen_s: float) -> None:
+    """What the freeze had made of a round bounded them, four times: steps took up to eight medians."""
+    faults = Faults(latency_s=0.002, rate_bytes_per_s=1e7, freezes=(Freeze(1, 1.08, frozen_s),))
+    steps_s: dict[int, list[float]] = {}
+
+    def train(peer: SimulatedTransport) -> None:
+        torch.manual_seed(0)
+        model, keeps = nn.Linear(40, 40), Keeps(peer, 3)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), peer, model=model,
+            average="gradients", method=AllReduce(), align=Align(8), **keeps.hooks,
+        )  # fmt: skip
+        draw = torch.Generator().manual_seed(peer.me)
+        mine = steps_s.setdefault(peer.me, [])
+        while optimizer.outcome is None or optimizer.outcome.round < 70:
+            began_s = peer.now_s()
+            peer.compute()
+            optimizer.zero_grad()
+            model(torch.randn(8, 40, generator=draw)).square().mean().backward()
+            optimizer.step()
+            mine.append(peer.now_s() - began_s)
+
+    SimulatedCrew(5, faults, seed=26, cost=ComputeCost(0.1, sigma=0.05, seed=26)).run(train)
+    for peer in (0, 2, 3, 4):
+        assert max(steps_s[peer][15:]) < 1.5 * median(steps_s[peer]), peer
+
+
 @pytest.mark.parametrize("values", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_selections_drift_apart_and_are_one_again(values: Any) -> None:
     compress = TopK(0.05, resync=0, bypass=False, values=values)
@@ -325,7 +359,7 @@ def test_who_comes_late_takes_what_members_took_meanwhile(
 
 
 def test_without_what_members_took_it_would_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Aligner, "follow", lambda self, outcome: _followed(self, outcome))
+    monkeypatch.setattr(Aligner, "followed", _nothing_followed)
     training = Apart(MAKES["momentum"], {"method": AllReduce(), "align": Align(1, 0.02)})
     training.run()
     assert training.came is not None and training.came.outcome is not None
@@ -333,9 +367,9 @@ def test_without_what_members_took_it_would_be_another(monkeypatch: pytest.Monke
     assert not torch.equal(late, donor)
 
 
-_follow = Aligner.follow
+_followed = Aligner.followed
 
 
-def _followed(aligner: Aligner, outcome: Any) -> Patch:
-    _follow(aligner, outcome)
-    return ()
+def _nothing_followed(aligner: Aligner) -> tuple[int, Patch]:
+    round_, _ = _followed(aligner)
+    return round_, ()

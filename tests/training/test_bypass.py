@@ -74,6 +74,7 @@ def trained(
         )
         estimating(optimizer, me, times)
         steps(model, optimizer, me, rounds)
+        optimizer._averaged.settle()
         return optimizer
 
     return models, run_peers(crew, train), seen

@@ -203,7 +203,7 @@ class Spoilt:
                 self.late += optimizer._averaged.compression.late
                 if (
                     optimizer._averaged.aligned is not None
-                    and optimizer._averaged.aligned.round == optimizer.outcome.round
+                    and optimizer._averaged.aligned.round == optimizer.outcome.round - 1
                 ):
                     self.taken += optimizer._averaged.aligned.taken
             return optimizer

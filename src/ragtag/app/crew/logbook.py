@@ -24,6 +24,7 @@ from ragtag.core.types import Audited, Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.sealed import SealedLink
 from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.training.align.plan import Aligned
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
 from ragtag.training.state.whole import Stand, joined_digest
@@ -81,6 +82,7 @@ class Logbook:
         self._told_s, self._told_steps = -math.inf, 0
         self._kfac_s: dict[int, float] = {}  # when the last such record was written, by channel
         self._target_s: dict[int, float] = {}  # the same
+        self._aligned: dict[int, Aligned] = {}  # the last comparison that was recorded, by channel
         self._private: PrivateTraining | None = None
         self._private_s = -math.inf
         self._audits: dict[int | str, Audit] = {}  # by what is averaged
@@ -195,10 +197,11 @@ class Logbook:
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
     def record_align(self, averaged: AveragedModel, outcome: Outcome) -> None:
-        """What comparing the replicas came to, where that has just been done."""
+        """What comparing the replicas came to, once for each comparison."""
         found = averaged.aligned
-        if self._writer is None or found is None or found.round != outcome.round:
+        if self._writer is None or found is None or found is self._aligned.get(averaged.channel):
             return
+        self._aligned[averaged.channel] = found
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
         self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
 

@@ -6,9 +6,13 @@ in an average of gradients makes up for that: each difference stays, and they ad
 
 After every ``every`` rounds, by the round's number, so that all peers agree on it without a word, all take
 part in one small round more, in which rows travel from all to all (``protocols.rounds.gather``, on a channel
-of its own). What replicas are apart grows with each step. So a peer for which a round was spoilt, while
-replicas were alike, says so on the notice board. Once all have most likely heard of it, they are compared
-``SOONER`` times as often, until ``every`` rounds after that round.
+of its own). It begins when the step is taken and runs beside the next step's computation and round. What it
+comes to is taken over before the next step is: parameters do not change in between. So no peer waits in a
+comparison for one that waits for it in the next round, as it has begun both.
+
+What replicas are apart grows with each step. So a peer for which a round was spoilt, while replicas were
+alike, says so on the notice board. Once all have most likely heard of it, they are compared ``SOONER`` times
+as often, until ``every`` rounds after that round.
 
 Each peer offers digests of its model and of its optimizer's state, by units (``units``). Where all are the
 same that is all, and nothing is written: a crew in which nothing goes wrong stays, bit for bit, what it would
@@ -42,7 +46,10 @@ import math
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -67,7 +74,7 @@ from ragtag.training.align.rows import (
 )
 from ragtag.training.align.units import UNITS_MAX, Look, Units
 from ragtag.training.tensors.layout import Part, require_plain, spec_of
-from ragtag.training.transport import Transport
+from ragtag.training.transport import Pending, Transport
 
 LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
@@ -77,7 +84,7 @@ SOONER = 8
 _ROWS_LEAST = 64
 """So many rows (68 KiB) may always be given: small models are made alike in one comparison."""
 _POST = struct.Struct("<I")  # the round that was spoilt
-_PATIENCE = 4.0  # such a round may take so many times as long as the longest of the last rounds, at most
+_PATIENCE = 4.0  # a comparison may take so many times as long as rounds, or comparisons, usually do
 _ROUNDS_SEEN = 32
 
 Patch = tuple[Given, ...]
@@ -86,8 +93,8 @@ Patch = tuple[Given, ...]
 class Rows(Protocol):
     """A sparse average: rows of a round may come with a later one (see ``late``)."""
 
-    def keep(self) -> None:
-        """Replicas will be compared."""
+    def keep(self, finish: Callable[[], None]) -> None:
+        """Replicas will be compared. finish: called when a round is over, before its rows are added."""
         ...
 
     def came(self) -> Came | None:
@@ -97,6 +104,33 @@ class Rows(Protocol):
     def replaced(self, round_: int, pieces: Iterable[tuple[int, int, int]], came: Came) -> None:
         """After a round these pieces of parameters became those of a replica that had these rows."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What was offered in a comparison.
+
+    number: of the comparison.
+    first: the first unit that was looked at.
+    mine: uint32, the digests of the units from there on.
+    rows_due: how many rows all peers were to give.
+    given: how many units this peer gave.
+    """
+
+    number: int
+    first: int
+    mine: np.typing.NDArray[np.uint32]
+    rows_due: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A comparison under way. asked: ``None`` where this peer is not in step, and gave nothing."""
+
+    round: int
+    pending: Pending
+    asked: _Asked | None = None
 
 
 class Aligner:
@@ -130,7 +164,7 @@ class Aligner:
         self._sooner, self._said = max(1, align.every // SOONER), -align.every
         self._deadline_s, self._rows, self._note = deadline_s, rows, note
         if rows is not None:
-            rows.keep()
+            rows.keep(self.finish)
         self._units = units = Units(parts, state)
         self._turns = max(1, math.ceil(4 * units.n_values / LOOK_BYTES))
         size = min(units.each, units.n_values) * (1 + _STATES_MAX) + 64
@@ -149,28 +183,67 @@ class Aligner:
         )
         self._wanted: dict[int, Wanted] = {}
         self._round_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
+        self._whole_s: deque[float] = deque(maxlen=_ROUNDS_SEEN)
+        """How long comparisons took that no deadline ended."""
+        self._under_way: _Begun | None = None
+        self._follows = False
+        self._followed: tuple[int, Patch] = (-1, ())
         self._apart: dict[int, int] = {}
         self._votes, self._right = True, 0
         self.aligned: Aligned | None = None
-        """What the last comparison came to."""
+        """What the last comparison that is over came to."""
 
     # -- What a peer does
 
-    def after(self, outcome: Outcome) -> None:
-        """A round is over and its step is taken: compare, where it is time, and take what others give."""
+    def begin(self, outcome: Outcome) -> None:
+        """A round is over and its step is taken: begin to compare, where it is time."""
         self._tell_spoilt(outcome)
         number = self._due(outcome)
         if number is not None:
-            self._compare(outcome.round, number)
+            self._under_way = self._compare(outcome.round, number)
 
-    def follow(self, outcome: Outcome) -> Patch:
-        """The same for a peer that is not in step yet: it gives nothing; what others take, for ``put``."""
-        if self._due(outcome) is None:
-            return ()
-        came = self._exchange(np.zeros((0, CHUNK_BYTES), np.uint8), 0.0)
-        patch = tuple(read_values(_rows(came), outcome.round, self._sizes))
-        self._replaced(patch, outcome.round)
-        return patch
+    def finish(self) -> None:
+        """A round is over, and its step is not taken: take what others gave, where replicas were compared."""
+        begun, self._under_way = self._under_way, None
+        if begun is None:
+            return
+        if begun.asked is not None and not self._follows:
+            self._take(begun, begun.asked)
+            return
+        patch = tuple(read_values(_rows(self._came(begun)), begun.round, self._sizes))
+        self._replaced(patch, begun.round)
+        if self._follows:
+            self._followed = begun.round, patch
+        else:
+            self.put(patch)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """In a round that is followed: what others took before its step is kept (``followed``), not taken."""
+        self._follows, self._followed = True, (-1, ())
+        try:
+            yield
+        finally:
+            self._follows = False
+
+    def followed(self) -> tuple[int, Patch]:
+        """What others took before the step of the round that was followed, for ``put``, and after which round
+        they were compared (-1: there was no comparison).
+        """
+        return self._followed
+
+    def follow(self, outcome: Outcome) -> None:
+        """``begin`` for a peer that is not in step yet: it gives nothing, and nobody waits for it. It waits
+        as long as its channel allows: what it lacked of a comparison it could not make up for.
+        """
+        if self._due(outcome) is not None:
+            nothing = np.zeros((0, CHUNK_BYTES), np.uint8)
+            pending = self._transport.offer(self._channel, nothing, 0.0, self._deadline_s)
+            self._under_way = _Begun(outcome.round, pending)
+
+    def compares_after(self, round_: int) -> bool:
+        """Whether a comparison follows this round."""
+        return self._number(round_) is not None
 
     def put(self, patch: Patch) -> tuple[int, float]:
         """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""
@@ -184,6 +257,9 @@ class Aligner:
 
     def forget(self) -> None:
         """Another state was restored: what was found before is of none."""
+        if self._under_way is not None and self._under_way.asked is not None:
+            self._under_way.pending.wait()
+            self._under_way = None
         self._wanted.clear()
 
     def arrived(self, in_step: bool) -> None:
@@ -202,9 +278,12 @@ class Aligner:
     def _due(self, outcome: Outcome) -> int | None:
         """Which comparison follows a round; ``None``: none does."""
         self._round_s.append(outcome.total_s)
+        return self._number(outcome.round)
+
+    def _number(self, round_: int) -> int | None:
         for each in (self.every, self._sooner):
-            if (outcome.round + 1) % each == 0 and (each == self.every or self._is_spoilt(outcome.round)):
-                return outcome.round // each
+            if (round_ + 1) % each == 0 and (each == self.every or self._is_spoilt(round_)):
+                return round_ // each
         return None
 
     def _tell_spoilt(self, outcome: Outcome) -> None:
@@ -221,7 +300,8 @@ class Aligner:
         said = [blob for blob in self._transport.posts(self._topic).values() if len(blob) == _POST.size]
         return any(self._sooner <= round_ - _POST.unpack(blob)[0] < self.every for blob in said)
 
-    def _compare(self, round_: int, number: int) -> None:
+    def _compare(self, round_: int, number: int) -> _Begun:
+        """Offer digests of the replica as it is now, and the units that are this peer's to give."""
         me, alone = self._transport.me, len(self._transport.live) < 2
         self._saved += self._saves * (round_ - self._looked)
         self._saved, self._looked = min(self._saved, float(SOONER * self._pace.most)), round_
@@ -231,22 +311,36 @@ class Aligner:
         due, rows_due = self._due_now(number)
         own = digest_rows(me, round_, first, mine, self._votes)[: 0 if alone else None]
         gifts, given = self._gifts(due, look, round_, self._rows_most - len(own))
-        came = self._exchange(np.concatenate([own, *gifts]), 1.0)
+        asked = _Asked(number, first, mine, rows_due, given)
+        return _Begun(round_, self._offer(np.concatenate([own, *gifts])), asked)
+
+    def _take(self, begun: _Begun, asked: _Asked) -> None:
+        """Take what others give, and see what differs."""
+        me, round_, first, mine = self._transport.me, begun.round, asked.first, asked.mine
+        came = self._came(begun)
         rows = _rows(came)
         patch = read_values(rows, round_, self._sizes)
         others = tuple(gift for gift in patch if gift.sender != me)
         self._replaced(others, round_)
         taken, distance = self.put(others)
-        self._pace.learn(rows_due, came)
-        view = read_digests(rows, round_, first, stop - first)
-        wanted, counts = judge(view, first, number)
+        self._pace.learn(asked.rows_due, came)
+        view = read_digests(rows, round_, first, len(mine))
+        wanted, counts = judge(view, first, asked.number)
         wrong = sum(digest != int(mine[unit - first]) for unit, digest in counts.items())
-        self._want(wanted, range(first, stop), {gift.unit for gift in patch}, view)
+        self._want(wanted, range(first, first + len(mine)), {gift.unit for gift in patch}, view)
         self.aligned = Aligned(
-            round_, stop - first, len(wanted), wrong, len(view.digests), given, taken, distance, came.expired
+            round_,
+            len(mine),
+            len(wanted),
+            wrong,
+            len(view.digests),
+            asked.given,
+            taken,
+            distance,
+            came.expired,
         )
         self._earn(wrong, bool(view.voters - {me}) and me in view.digests)
-        self._tell(number % self._turns, len(wanted), stop - first)
+        self._tell(asked.number % self._turns, len(wanted), len(mine))
 
     def _earn(self, wrong: int, sure: bool) -> None:
         """A peer without a vote has as many units wrong; ``sure``: others that vote were heard."""
@@ -314,16 +408,22 @@ class Aligner:
             if most and unit in found and unit not in given:
                 self._wanted[unit] = found[unit]
 
-    def _exchange(self, rows: Bytes, weight: float) -> Outcome:
-        """One round. Its channel's own deadlines know little (the first rounds are long apart, and short), so
-        all rounds of late bound it; what is given at once grows by no more than that allows.
+    def _offer(self, rows: Bytes) -> Pending:
+        """Begin a comparison. Its channel's own deadlines know little: its rounds are long apart, and short.
+        So it may take ``_PATIENCE`` times as long as rounds usually do, or as comparisons that came whole,
+        and as long as any of the last rounds: a peer that was slow in that one is waited for as long here.
         """
-        deadline_s = _PATIENCE * max(self._round_s)
+        usual_s = _PATIENCE * max(median(self._round_s), median(self._whole_s or (0.0,)))
+        deadline_s = max(usual_s, *self._round_s)
         if self._deadline_s is not None:
             deadline_s = min(deadline_s, self._deadline_s)
-        outcome = self._transport.offer(self._channel, rows, weight, deadline_s).wait()
+        return self._transport.offer(self._channel, rows, 1.0, deadline_s)
+
+    def _came(self, begun: _Begun) -> Outcome:
+        """Wait for a comparison. One that no deadline ended tells how long the next may take."""
+        outcome = begun.pending.wait()
         if not outcome.expired:
-            self._round_s.append(outcome.total_s)
+            self._whole_s.append(outcome.total_s)
         return outcome
 
     def _tell(self, turn: int, apart: int, units: int) -> None:

@@ -101,6 +101,7 @@ class SparseReplica:
         self._leaps = Leaps()
         self._note = note
         self.late = Late()
+        self._finish: Callable[[], None] = lambda: None
         """What of earlier rounds may still come."""
         self.compression: Compression | None = None
         _warm(compress)
@@ -162,6 +163,7 @@ class SparseReplica:
         """The second half: wait, add up what came, and take it over."""
         outcome, weight, deadline_s = self._wait(begun), begun.weight, begun.deadline_s
         assert outcome.gathered is not None
+        self._finish()
         self._take(outcome.round, outcome.gathered)
         dense = self._bypass is not None and self._send_whole(outcome, weight, deadline_s)
         self._tell_time(begun, outcome, dense)
@@ -174,9 +176,11 @@ class SparseReplica:
             self._bypass.ended(outcome.round, dense)
         return outcome
 
-    def keep(self) -> None:
-        """Replicas will be compared: keep the last rounds' rows."""
-        self.late.keeps = True
+    def keep(self, finish: Callable[[], None]) -> None:
+        """Replicas will be compared: keep the last rounds' rows. finish: called when a round is over, before
+        its rows are added, to take over what a comparison came to.
+        """
+        self.late.keeps, self._finish = True, finish
 
     def came(self) -> Came | None:
         """Which rows of the last rounds are in this replica: see ``Late.came``."""

@@ -334,6 +334,9 @@ class AveragedModel:
     def settle(self) -> None:
         """End what is under way: no more local steps will come."""
         self._end()
+        kept = layer(self._exchange, Aligning)
+        if kept is not None:
+            kept.aligner.finish()
         if self.gathering is not None:
             self.gathering.ends()
             self._mode.forget()

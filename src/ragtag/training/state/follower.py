@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class Mean:
 
     table: float32 ``[n_chunks, elements]``.
     averaged: bool ``[n_chunks]``.
-    patch: what replicas that differed took from others after it.
+    patch: what replicas that differed took from others before its step.
     """
 
     round: int
@@ -107,15 +108,24 @@ class Follower:
             self._aligner.arrived(in_step)
 
     def follow(self, apply: bool) -> tuple[Outcome, Mean | None]:
-        """One round with weight 0, and its mean (``None``: too little came). apply: take the step, too."""
+        """One round with weight 0, and its mean. apply: take the step, too.
+
+        ``None``: too little came, or replicas were compared before it without this peer.
+        """
+        aligner = self._aligner
         self._gradients.clear()
-        outcome = self._exchange.average(0.0, self._deadline_s)
+        with nullcontext() if aligner is None else aligner.following():
+            outcome = self._exchange.average(0.0, self._deadline_s)
+        compared, patch = (-1, ()) if aligner is None else aligner.followed()
         if apply:
+            if aligner is not None:
+                aligner.put(patch)
             self._gradients.apply()
-        patch = () if self._aligner is None else self._aligner.follow(outcome)
-        if apply and self._aligner is not None:
-            self._aligner.put(patch)
-        if outcome.averaged.mean() < ARRIVED_MIN:
+        before = outcome.round - 1
+        unknown = aligner is not None and compared != before and aligner.compares_after(before)
+        if aligner is not None:
+            aligner.follow(outcome)
+        if unknown or outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
         table = self._exchange.bucket.values.copy()
         # where rows were gathered, what is late is part of a later mean, and all of this one counts
@@ -124,9 +134,9 @@ class Follower:
 
     def redo(self, mean: Mean) -> None:
         """Take the step of a round that is over."""
+        if self._aligner is not None:
+            self._aligner.put(mean.patch)
         self._gradients.clear()
         self._exchange.bucket.flatten()
         self._exchange.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
-        if self._aligner is not None:
-            self._aligner.put(mean.patch)

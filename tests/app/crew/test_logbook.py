@@ -161,6 +161,24 @@ def records(folder: Path, kind: type) -> list[Any]:
     return [record for record in read_run(folder).records() if isinstance(record, kind)]
 
 
+def test_each_comparison_of_replicas_is_told_once_the_last_one_too(tmp_path: Path, clock: Clock) -> None:
+    """It ends with the round after the one after which it began."""
+    with ragtag.join() as crew:
+        model = torch.nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = crew.optimizer(sgd, model=model, average="gradients", align=ragtag.Align(every=4))
+        for _ in range(12):
+            clock.step()
+            optimizer.zero_grad()
+            model(torch.ones(BATCH, 3)).sum().backward()
+            optimizer.step()
+    found = records(tmp_path, trace.Align)
+    first = found[0].round
+    assert [(record.round, record.channel) for record in found] == [
+        (first, "model"), (first + 4, "model"), (first + 8, "model")
+    ]  # fmt: skip
+
+
 def test_steps_and_samples_are_counted_by_themselves_at_a_bounded_rate(tmp_path: Path, clock: Clock) -> None:
     with ragtag.join() as crew:
         train(crew, clock, 100)

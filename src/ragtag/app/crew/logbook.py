@@ -196,14 +196,14 @@ class Logbook:
         where["channel"] = self._name_of(outcome)
         self.record(trace.Sparse(t=self.now_s(), **where, **figures))
 
-    def record_align(self, averaged: AveragedModel, outcome: Outcome) -> None:
+    def record_align(self, averaged: AveragedModel) -> None:
         """What comparing the replicas came to, once for each comparison."""
         found = averaged.aligned
         if self._writer is None or found is None or found is self._aligned.get(averaged.channel):
             return
         self._aligned[averaged.channel] = found
         figures: dict[str, Any] = dataclasses.asdict(found) | {"distance": min(1e9, found.distance)}
-        self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=self._name_of(outcome), **figures))
+        self.record(trace.Align(t=self.now_s(), peer=self._rank, channel=averaged.name, **figures))
 
     def record_target(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
         """What has become of this peer's samples, where steps have a target batch; at most twice a second."""

@@ -316,7 +316,7 @@ class Peer:
             self.abreast.averaged(outcome)
         self.log.record_pace(averaged)
         self.log.record_sparse(averaged, outcome)
-        self.log.record_align(averaged, outcome)
+        self.log.record_align(averaged)
         self.log.record_target(averaged)
         self.log.record_guard(outcome)
 
@@ -498,6 +498,7 @@ class Peer:
 
     def _record_leave(self, failed: bool, stands: Sequence[Stand]) -> None:
         for model in self.models:
+            self.log.record_align(model)  # the last one ends with the training
             self.log.record_target(model, 0.0)
         self.log.record_leave(failed, stands)
 

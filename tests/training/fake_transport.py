@@ -122,7 +122,7 @@ class FakeCrew:
         if not waiting or not waiting >= self.present:
             return
         asks, self._asks = self._asks, {}
-        for (peer, _), event in asks.items():
+        for (peer, _), event in sorted(asks.items(), key=lambda ask: ask[0]):  # not as threads came
             self._apply(peer, self.nodes[peer].step(self._now_s, event))
         waits = set(self._waits)
         together = len({channel for _, channel in waits}) == 1

@@ -47,10 +47,6 @@ class Mortal(FakeCrew):
     def heal(self) -> None:
         self._losses = LossStream(Faults(), self._seed)
 
-    def _run_if_all_wait(self) -> None:
-        self._asks = dict(sorted(self._asks.items()))  # in whatever order threads came: the same sums
-        super()._run_if_all_wait()
-
     def _apply(self, peer: int, effects: list[Effect]) -> None:
         last = self.dies.get(peer)
         if last is not None:

@@ -101,8 +101,8 @@ class SparseReplica:
         self._leaps = Leaps()
         self._note = note
         self.late = Late()
-        self._finish: Callable[[], None] = lambda: None
         """What of earlier rounds may still come."""
+        self._finish: Callable[[], None] = lambda: None
         self.compression: Compression | None = None
         _warm(compress)
         transport.configure(self._channel, self.schema, gather, compress.codec(self.schema.n_values, d))

@@ -2212,15 +2212,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "newcomers: what members took from others is left out",
         "src/ragtag/training/state/follower.py",
-        "            self._aligner.put(mean.patch)\n",
-        "            pass\n",
+        "        self._put(mean.patch)\n",
+        "",
         ("tests/training/test_align.py", "-k", "who_comes_late_takes"),
     ),
     Sabotage(
         "newcomers: a mean counts though they were in no comparison before it",
-        "src/ragtag/training/state/follower.py",
-        "        if unknown or outcome",
-        "        if outcome",
+        "src/ragtag/training/align/aligner.py",
+        "return () if self._number(round_ - 1) is None else None",
+        "return ()",
         ("tests/training/test_replay.py", "-k", "members_compared"),
     ),
     Sabotage(

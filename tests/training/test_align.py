@@ -283,6 +283,51 @@ def test_whatever_happens_survivors_are_one_when_it_is_over(
     assert all(found.apart == 0 and found.peers == n - len(dies) for found in calm)
 
 
+def test_a_round_that_a_deadline_ended_does_not_make_comparisons_long() -> None:
+    """One peer stood still for ten steps. A comparison that not all came to could take four times as long as
+    the round in which that one fell silent, until it was 32 rounds ago.
+    """
+    step_s, optimizers = 0.1, 3
+    lines = Faults(latency_s=0.001, freezes=(Freeze(2, 1.2 + 10.3 * step_s, 1.0),))
+
+    def train(peer: SimulatedTransport) -> list[float]:
+        torch.manual_seed(0)
+        keeps = Keeps(peer, 44)
+        models = [nn.Linear(40, 40) for _ in range(optimizers)]
+        options: dict[str, Any] = {"average": "gradients", "method": "rps+repair", "align": Align(every=4)}
+        made = [
+            CrewOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+                peer,
+                model=model,
+                name=f"m{at}",
+                seed=44,
+                **(options | keeps.hooks),
+            )
+            for at, model in enumerate(models)
+        ]
+        samples = torch.Generator().manual_seed(peer.me)
+        peer.pause(max(0.0, 1.2 - peer.now_s()))
+        took_s = []
+        for _ in range(60):
+            began_s = peer.now_s()
+            peer.compute()
+            x = torch.randn(4, 40, generator=samples)
+            for model, optimizer in zip(models, made, strict=True):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+            for optimizer in made:
+                optimizer.step()
+            took_s.append(peer.now_s() - began_s)
+        return took_s
+
+    made = SimulatedCrew(4, lines, 44, cost=ComputeCost(step_s)).run(train)
+    for peer in (0, 1, 3):
+        took_s = made[peer]
+        assert took_s is not None
+        assert max(took_s[14:50]) < 2.5 * median(took_s)
+
+
 @pytest.mark.parametrize("frozen_s", [1.0, 3.0])
 def test_after_a_freeze_no_comparison_makes_the_others_wait(frozen_s: float) -> None:
     """What the freeze had made of a round bounded them, four times: steps took up to eight medians."""
@@ -370,6 +415,5 @@ def test_without_what_members_took_it_would_be_another(monkeypatch: pytest.Monke
 _followed = Aligner.followed
 
 
-def _nothing_followed(aligner: Aligner) -> tuple[int, Patch]:
-    round_, _ = _followed(aligner)
-    return round_, ()
+def _nothing_followed(aligner: Aligner, round_: int) -> Patch | None:
+    return None if _followed(aligner, round_) is None else ()

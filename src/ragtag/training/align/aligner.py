@@ -226,11 +226,14 @@ class Aligner:
         finally:
             self._follows = False
 
-    def followed(self) -> tuple[int, Patch]:
-        """What others took before the step of the round that was followed, for ``put``, and after which round
-        they were compared (-1: there was no comparison).
+    def followed(self, round_: int) -> Patch | None:
+        """What others took before the step of the round that was followed, for ``put``; ``None``: they were
+        compared after the round before, and this peer took no part.
         """
-        return self._followed
+        compared, patch = self._followed
+        if compared == round_ - 1:
+            return patch
+        return () if self._number(round_ - 1) is None else None
 
     def follow(self, outcome: Outcome) -> None:
         """``begin`` for a peer that is not in step yet: it gives nothing, and nobody waits for it. It waits
@@ -240,10 +243,6 @@ class Aligner:
             nothing = np.zeros((0, CHUNK_BYTES), np.uint8)
             pending = self._transport.offer(self._channel, nothing, 0.0, self._deadline_s)
             self._under_way = _Begun(outcome.round, pending)
-
-    def compares_after(self, round_: int) -> bool:
-        """Whether a comparison follows this round."""
-        return self._number(round_) is not None
 
     def put(self, patch: Patch) -> tuple[int, float]:
         """Take over the units that are other ones here; how many, and their distance (see ``Aligned``)."""

@@ -116,16 +116,13 @@ class Follower:
         self._gradients.clear()
         with nullcontext() if aligner is None else aligner.following():
             outcome = self._exchange.average(0.0, self._deadline_s)
-        compared, patch = (-1, ()) if aligner is None else aligner.followed()
+        patch = () if aligner is None else aligner.followed(outcome.round)
         if apply:
-            if aligner is not None:
-                aligner.put(patch)
+            self._put(patch or ())
             self._gradients.apply()
-        before = outcome.round - 1
-        unknown = aligner is not None and compared != before and aligner.compares_after(before)
         if aligner is not None:
             aligner.follow(outcome)
-        if unknown or outcome.averaged.mean() < ARRIVED_MIN:
+        if patch is None or outcome.averaged.mean() < ARRIVED_MIN:
             return outcome, None
         table = self._exchange.bucket.values.copy()
         # where rows were gathered, what is late is part of a later mean, and all of this one counts
@@ -134,9 +131,12 @@ class Follower:
 
     def redo(self, mean: Mean) -> None:
         """Take the step of a round that is over."""
-        if self._aligner is not None:
-            self._aligner.put(mean.patch)
+        self._put(mean.patch)
         self._gradients.clear()
         self._exchange.bucket.flatten()
         self._exchange.bucket.restore(mean.table, mean.averaged)
         self._gradients.apply()
+
+    def _put(self, patch: Patch) -> None:
+        if self._aligner is not None:
+            self._aligner.put(patch)

@@ -99,6 +99,23 @@ def test_samples_are_summed_by_person_over_processes_that_come_and_go(clock: Clo
     assert "<h2>Persons</h2>" in page and "<td>alice</td>" in page and "1,251" in page
 
 
+def test_the_last_samples_of_a_process_count_though_it_is_gone_when_they_are_looked_at(
+    clock: Clock, tmp_path: Path
+) -> None:
+    crowd = Crowd()
+    writer = TraceWriter(tmp_path / "peer-00.jsonl")
+    book = logbook.Logbook(Place(0, 3, "otters"), crowd, writer, 0.0, {}, lambda: 0)  # type: ignore[arg-type]
+    crowd.says(2, 12, 0)
+    book.record_persons()
+    crowd.says(2, 12, 6)  # it says so as it goes
+    who, _ = crowd.whose.pop(2)
+    clock.now_s += 1
+    book.record_persons(0.0)
+    writer.close()
+    last = records(tmp_path, trace.Leaderboard)[-1]
+    assert dict(zip(last.persons, last.samples, strict=True))[who] == 6
+
+
 def test_processes_without_end_stay_in_their_persons_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logbook, "PROCESSES_MAX", 8)
     sums = logbook.Contributions()

@@ -87,6 +87,7 @@ class Logbook:
         self._private_s = -math.inf
         self._audits: dict[int | str, Audit] = {}  # by what is averaged
         self._contributions = Contributions()
+        self._whose: dict[PeerId, tuple[str, int]] = {}  # each seat's person and process: the last one's
         self._persons_s = self._looked_s = -math.inf  # when they were recorded, and looked at
         self._told_samples = 0
         self._rounds = 0
@@ -291,9 +292,10 @@ class Logbook:
         if (self._told_samples < samples >= 1.25 * self._told_samples) or late:
             self._told_samples = samples
             driver.post(_PERSONS, mine)
+        self._whose |= persons  # a process that has left meanwhile has told its last samples as it went
         for peer, blob in (driver.posts(_PERSONS) | {self._rank: mine}).items():
-            if peer in persons:
-                self._contributions.hear(*persons[peer], blob)
+            if peer in self._whose:
+                self._contributions.hear(*self._whose[peer], blob)
         if late:
             self._persons_s = now_s
             self.record(self._contributions.told(self.now_s(), self._rank))

@@ -1219,6 +1219,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_groups.py", "-k", "no_host_has"),
     ),
     Sabotage(
+        "groups: a probe leaves a host's wait as it was before it",
+        "src/ragtag/protocols/groups/channel.py",
+        "self._wait = self._host.wait = Deadline(probe_s)",
+        "self._wait = self._host.wait = getattr(self, '_wait', Deadline(probe_s))",
+        ("tests/protocols/test_groups.py", "-k", "after_a_probe"),
+    ),
+    Sabotage(
         "steps: each channel leaves out rounds by itself",
         PRESENCE,
         "return max(number, self._step) if channel in self._before else number",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -183,6 +184,23 @@ def test_a_freeze_of_any_peer_at_any_moment_breaks_nothing(make: Make, for_s: fl
         faults = Faults(latency_s=RTT_S / 2, freezes=freezes)
         crew = GroupCrew(12, make, rounds=15, faults=faults, seed=seed).run()
         assert all(len(crew.outcomes[p]) == 15 for p in range(12))
+
+
+def test_after_a_probe_nothing_is_waited_for_as_long_as_what_was_known_before_it() -> None:
+    """A live crew opens a channel before it is probed: its deadlines are those of the join until then."""
+
+    def probed_later(me: int, view: View) -> GroupNode:
+        node = GroupNode(me, view, 0, MoshpitKeys(me, 0, 4), replace(channel(), probe_s=60.0))
+        node.probed(channel().probe_s)
+        return node
+
+    some_die = Faults(latency_s=RTT_S / 2, crashes=(Crash(9, 0.0),))
+    crews = [GroupCrew(10, by, faults=some_die).run() for by in (moshpit(4), probed_later)]
+    took = [
+        {peer: [outcome.total_s for outcome in each] for peer, each in crew.outcomes.items()}
+        for crew in crews
+    ]
+    assert took[0] == took[1] and any(took[0].values())
 
 
 def test_peers_that_begin_at_different_times_meet_all_the_same() -> None:

@@ -97,21 +97,15 @@ class GroupNode(PartialMachine):
         super().__init__(me, view, seed, channel)
         self.keys = keys
         self._answer = Deadline(channel.rtt_s)
-        # Members come as far apart as they compute. A probe has room for that, a round trip has not. The
-        # probe counts as a measurement: one or two small groups, which meet the sooner the fewer they are, do
-        # not tell how far apart others come, and a peer that is not waited for is never measured.
-        self._wait = Deadline(channel.probe_s)
-        self._wait.completed(channel.probe_s)
-        self._host = Host(me, channel.number, self._wait, self._answer)
+        self._host = Host(me, channel.number, self._answer)
+        self._restart()
         self._search: _Search | None = None
         self._sent_s: dict[tuple[int, int, PeerId], float] = {}
         """When this peer announced itself, by round, attempt and host, until that is answered."""
         self._alone = False
         self._lonely, self._ahead, self._ended_s = 0.0, False, math.inf
-        self._pauses = Deadline(channel.probe_s, quantile=0.5)
         self._belief = 1.0
         self._repair = repair
-        self._restart()
         self._spare: Floats | None = None
         self._group: Group | None = None
         self._last: Group | None = None  # answers requests for repair after its round
@@ -121,7 +115,14 @@ class GroupNode(PartialMachine):
         round."""
 
     def _restart(self) -> None:
-        self._scatter, self._gather = Deadline(self.channel.probe_s), Deadline(self.channel.probe_s)
+        probe_s = self.channel.probe_s
+        self._scatter, self._gather = Deadline(probe_s), Deadline(probe_s)
+        self._pauses = Deadline(probe_s, quantile=0.5)
+        # Members come as far apart as they compute. A probe has room for that, a round trip has not. The
+        # probe counts as a measurement: one or two small groups, which meet the sooner the fewer they are, do
+        # not tell how far apart others come, and a peer that is not waited for is never measured.
+        self._wait = self._host.wait = Deadline(probe_s)
+        self._wait.completed(probe_s)
 
     def deadline_s(self) -> float:
         """How long a round that begins now takes at most."""

@@ -180,16 +180,21 @@ class _Batch:
 
 
 class Host:
-    """One peer as a host: it gathers announcements and closes groups."""
+    """One peer as a host: it gathers announcements and closes groups.
 
-    def __init__(self, me: PeerId, channel: int, wait: Deadline, answer: Deadline) -> None:
-        self._me, self._channel, self._wait, self._answers = me, channel, wait, answer
+    wait: how far apart members come, which its peer learns, too.
+    """
+
+    wait: Deadline
+
+    def __init__(self, me: PeerId, channel: int, answer: Deadline) -> None:
+        self._me, self._channel, self._answers = me, channel, answer
         self._batches: dict[tuple[int, int], list[_Batch]] = {}
         self._count = 0
 
     def wait_s(self) -> float:
         """How long this peer, as a host, waits for a group to fill."""
-        return self._wait.typical_s() + self._answers.budget_s()
+        return self.wait.typical_s() + self._answers.budget_s()
 
     def announce(
         self, now_s: float, peer: PeerId, round_: int, ask: Announcement
@@ -247,7 +252,7 @@ class Host:
     def _learn(self, apart_s: float) -> None:
         """A member came so long after the first. One teaches at most twice the wait of now."""
         if 0 < apart_s < math.inf:
-            self._wait.completed(min(apart_s, 2 * self.wait_s()))
+            self.wait.completed(min(apart_s, 2 * self.wait_s()))
 
     def _timer(self, round_: int, key: int, number: int) -> Timer:
         return Timer(self._channel, round_, f"host/{key:x}/{number:x}")

@@ -346,6 +346,21 @@ def test_a_checkpoint_may_be_saved_after_leaving(tmp_path: Path) -> None:
     assert crew.save(tmp_path).exists()
 
 
+@pytest.mark.parametrize("what", ["save", "resume"])
+def test_a_folder_without_a_name_is_not_the_one_that_the_script_runs_in(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(3, 1)
+    with ragtag.join() as crew:
+        crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        with pytest.raises(ValueError, match=r"the checkpoints' folder is ''.*'\.'"):
+            getattr(crew, what)("")
+        assert not list(tmp_path.iterdir())
+        assert crew.save(".").exists()
+
+
 # -- What is printed
 
 

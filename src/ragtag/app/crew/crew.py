@@ -564,9 +564,10 @@ class Crew:
         keep: how many of its own stay.
 
         It is on the disk, whole, when this returns. Any number of peers may save into one folder. Raises
-        OSError where it could not be written; earlier ones are as they were.
+        ValueError where the folder is '', and OSError where it could not be written; earlier ones are as they
+        were.
         """
-        return self._peer.keeper.save(Path(folder), keep)
+        return self._peer.keeper.save(_named(folder), keep)
 
     def resume(self, folder: str | Path) -> Found | None:
         """Load the newest whole checkpoint of any peer from a folder, to be called before the first step.
@@ -576,13 +577,14 @@ class Crew:
         the newest. Damaged checkpoints are named in the log, the trace and the result, and passed over.
 
         Raises:
-            ValueError: it is of another model or optimizer, naming the first difference; nothing has changed.
+            ValueError: it is of another model or optimizer, naming the first difference, or the folder is '';
+                nothing has changed.
             ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
             StateMissing: another peer's checkpoint is newer, and its state did not come.
             HasLeft: this peer has left.
         """
         self._peer.require_in("crew.resume(...)")
-        return self._peer.resume(Path(folder))
+        return self._peer.resume(_named(folder))
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs of the crew, 0 to n - 1, until it has done them.
@@ -717,3 +719,13 @@ def _is_failure(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     return not isinstance(error, KeyboardInterrupt)
+
+
+def _named(folder: str | Path) -> Path:
+    """The folder of checkpoints. Without a name it would be the one that the script runs in.
+
+    Raises ValueError: it is ''.
+    """
+    if folder == "":
+        raise ValueError("the checkpoints' folder is ''; name one, or give '.' for the one of this process")
+    return Path(folder)

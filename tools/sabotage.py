@@ -2212,7 +2212,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "comparisons: the last one is dropped as training ends",
         "src/ragtag/training/optimizer/averaged.py",
-        "            kept.aligner.finish()\n",
+        "            aligner.finish()\n",
         "            pass\n",
         ("tests/training/test_bypass.py", "-k", "stay_together"),
     ),

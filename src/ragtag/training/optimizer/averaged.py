@@ -11,6 +11,7 @@ import torch
 from ragtag.core.channels import channel_of, require_name
 from ragtag.core.errors import HasLeft
 from ragtag.core.types import Noted, Outcome
+from ragtag.training.align.aligner import Aligner
 from ragtag.training.align.plan import Aligned
 from ragtag.training.coherence import Coherence, CoherenceMeter
 from ragtag.training.exchange.aligned import Aligning
@@ -317,10 +318,10 @@ class AveragedModel:
         ``None``: models are averaged, so that the next average brings what a peer has missed; or averaging
         has not begun.
         """
-        exchange, mode, kept = self._exchange, self._mode, layer(self._exchange, Aligning)
+        exchange, mode = self._exchange, self._mode
         if exchange is None or not isinstance(mode, Gradients):
             return None
-        return Follower(exchange, mode, self._deadline_s, None if kept is None else kept.aligner)
+        return Follower(exchange, mode, self._deadline_s, self._aligner)
 
     def stand(self) -> Stand:
         """Where this peer stands. Raises RuntimeError: averaging has not begun."""
@@ -334,9 +335,8 @@ class AveragedModel:
     def settle(self) -> None:
         """End what is under way: no more local steps will come."""
         self._end()
-        kept = layer(self._exchange, Aligning)
-        if kept is not None:
-            kept.aligner.finish()
+        if (aligner := self._aligner) is not None:
+            aligner.finish()
         if self.gathering is not None:
             self.gathering.ends()
             self._mode.forget()
@@ -344,16 +344,20 @@ class AveragedModel:
             self.average()
 
     @property
+    def _aligner(self) -> Aligner | None:
+        """Compares replicas, where they are kept alike."""
+        kept = layer(self._exchange, Aligning)
+        return None if kept is None else kept.aligner
+
+    @property
     def aligned(self) -> Aligned | None:
         """What the last comparison of replicas came to (``None``: there was none)."""
-        kept = layer(self._exchange, Aligning)
-        return None if kept is None else kept.aligner.aligned
+        return None if (aligner := self._aligner) is None else aligner.aligned
 
     @property
     def replica(self) -> int | None:
         """A digest of what replicas that are kept alike have in common (``None``: they are not)."""
-        kept = layer(self._exchange, Aligning)
-        return None if kept is None else kept.aligner.digest()
+        return None if (aligner := self._aligner) is None else aligner.digest()
 
     @property
     def sparse(self) -> SparseReplica | None:

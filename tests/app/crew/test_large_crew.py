@@ -159,6 +159,25 @@ def test_70_live_peers_average_in_groups_and_a_newcomer_gets_the_71st_seat() -> 
             late.leave(1.0)
 
 
+def test_a_member_that_comes_to_no_more_rounds_is_waited_for_as_long_as_was_measured() -> None:
+    """In its crew's first rounds already: not for as long as joining may take."""
+    with crew_of(4) as crews:
+
+        def average(crew: Crew, rounds: int) -> list[Outcome]:
+            transport = crew._peer.transport
+            assert isinstance(transport, DriverTransport)
+            transport.configure(CHANNEL, schema(), METHOD, fp32)
+            values = np.zeros((schema().n_chunks(fp32.elements), fp32.elements), np.float32)
+            return [transport.start(CHANNEL, values, 1.0).wait() for _ in range(rounds)]
+
+        with ThreadPoolExecutor(4) as pool:
+            done = [pool.submit(average, crew, 1 if crew.rank == 3 else 5) for crew in crews]
+            until(lambda: all(each.done() for each in done), "all rounds done")
+        outcomes = [outcome for each in done for outcome in each.result(PATIENCE_S)]
+        assert max(outcome.total_s for outcome in outcomes) < PATIENCE_S / 10
+        assert min(len(outcome.members) for outcome in outcomes) < 4, "a group met without it"
+
+
 def test_what_averages_directly_is_refused_by_name_with_the_way_out() -> None:
     """Before anybody is met, so that one peer of the crew is enough."""
     with NetworkCrew(PEERS_MAX + 1, method=METHOD, absent=range(1, PEERS_MAX + 1)) as crew:

@@ -1221,8 +1221,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "groups: a probe leaves a host's wait as it was before it",
         "src/ragtag/protocols/groups/channel.py",
-        "self._wait = self._host.wait = Deadline(probe_s)",
-        "self._wait = self._host.wait = getattr(self, '_wait', Deadline(probe_s))",
+        "self._host.wait = Deadline(probe_s)",
+        "self._host.wait = getattr(self._host, 'wait', Deadline(probe_s))",
         ("tests/protocols/test_groups.py", "-k", "after_a_probe"),
     ),
     Sabotage(

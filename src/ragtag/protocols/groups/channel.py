@@ -121,8 +121,8 @@ class GroupNode(PartialMachine):
         # Members come as far apart as they compute. A probe has room for that, a round trip has not. The
         # probe counts as a measurement: one or two small groups, which meet the sooner the fewer they are, do
         # not tell how far apart others come, and a peer that is not waited for is never measured.
-        self._wait = self._host.wait = Deadline(probe_s)
-        self._wait.completed(probe_s)
+        self._host.wait = Deadline(probe_s)
+        self._host.wait.completed(probe_s)
 
     def deadline_s(self) -> float:
         """How long a round that begins now takes at most."""
@@ -153,7 +153,7 @@ class GroupNode(PartialMachine):
     def _search_max_s(self, stages_s: float) -> float:
         """How long a search may take. stages_s: how long others may average meanwhile."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
-        wait_s = self._belief * WAIT_MAX * (self._wait.typical_s() + answer_s + stages_s)
+        wait_s = self._belief * WAIT_MAX * (self._host.wait.typical_s() + answer_s + stages_s)
         return HOSTS * TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s
 
     def _hold_s(self) -> float:
@@ -330,7 +330,7 @@ class GroupNode(PartialMachine):
         if self._alone:
             self.keys.moved(self.active, None)
             return self.alone(now_s, expired=True)
-        self._wait.completed(roster.spread_s)
+        self._host.wait.completed(roster.spread_s)
         self._belief = max(1.0, BELIEF_DECAY * self._belief)
         return self._average_in(now_s, roster)
 

@@ -318,11 +318,36 @@ def test_one_answer_that_a_frozen_peer_kept_back_does_not_make_the_timeout_long(
     assert before_s < path.rto_s < 4 * before_s
 
 
+def test_what_an_outage_kept_back_together_does_not_make_the_timeout_long() -> None:
+    """A switch or a neighbour table holds some datagrams until a link is up again, and then lets all go."""
+    path = Path(LossWindow())
+    round_trips(path, 40, no_loss)
+    before_s, came = path.rto_s, path.received
+    for i in range(30):
+        path.send(20.0 + i / 100, 1)
+    for i in range(30):
+        path.on_ack(22.0, path.sent - 29 + i, came + 1 + i, 1 << 20)
+    assert before_s < path.rto_s < 4 * before_s
+
+
 def test_a_path_that_has_become_slower_is_known_within_some_tens_of_answers() -> None:
     path = Path(LossWindow())
     round_trips(path, 40, no_loss)
-    for _ in range(40):
-        answer(path, 1.0)
+    for i in range(40):
+        path.send(100.0 + i, 1)
+        path.on_ack(101.0 + i, path.sent, path.received + 1, 1 << 20)
+    assert 0.9 < path.srtt_s < 1.1
+    assert path.rto_s >= 1.0
+
+
+def test_a_path_that_has_become_slower_is_known_where_many_are_under_way() -> None:
+    """Answers to what left in the last round trip follow each other: the timeout doubles once in each."""
+    path = Path(LossWindow())
+    round_trips(path, 40, no_loss)
+    for i in range(500):
+        path.send(100.0 + i / 50, 1)
+        if i >= 50:
+            path.on_ack(100.0 + i / 50, path.acked + 1, path.received + 1, 1 << 20)
     assert 0.9 < path.srtt_s < 1.1
     assert path.rto_s >= 1.0
 
@@ -381,15 +406,46 @@ def test_the_rate_at_which_a_path_delivers_is_measured(rate: float) -> None:
 
 
 def test_answers_that_were_held_up_together_are_no_faster_path() -> None:
-    path, times = Path(control := Paced()), np.arange(15) * 0.1
+    path, times = Path(control := Paced()), np.arange(15) * 0.05
     for i, at_s in enumerate(times[:10]):
         path.send(float(at_s), 1)
-        path.on_ack(float(at_s) + 0.05, i + 1, i + 1, 500)
+        path.on_ack(float(at_s) + 0.04, i + 1, i + 1, 500)
     for at_s in times[10:]:
         path.send(float(at_s), 1)
     for i in range(10, 15):
-        path.on_ack(1.45 + 1e-3 * i, i + 1, i + 1, 500)
-    assert max(sample.rate for sample in control.samples[10:] if sample.rate is not None) < 13.0
+        path.on_ack(0.71 + 1e-3 * i, i + 1, i + 1, 500)
+    assert max(sample.rate for sample in control.samples[10:] if sample.rate is not None) < 26.0
+
+
+def test_of_a_message_that_is_over_soon_the_least_rate_is_known() -> None:
+    """It is there after less time than rates are measured over. Else a wrong rate would stay for ever."""
+    path = Path(control := Paced())
+    path.send(0.0, 30)
+    path.idle()
+    path.on_ack(0.001, 10, 10, 500)
+    path.on_ack(0.002, 30, 30, 500)
+    assert [sample.rate for sample in control.samples] == [None, pytest.approx(30 / 0.005)]
+    path.send(1.0, 30)  # there is more to send
+    path.on_ack(1.002, 60, 60, 500)
+    assert control.samples[-1].rate is None
+
+
+def test_over_a_silence_no_rate_is_measured() -> None:
+    """What left while a link was down, and what had left before, says nothing; what leaves later does."""
+    path = Path(control := Paced())
+    for at_s in (0.0, 0.1, 0.2):
+        path.send(at_s, 10)
+        path.on_ack(at_s + 0.05, path.sent, path.sent, 500)
+    before = len(control.samples)
+    for at_s in (0.3, 0.35, 2.29):
+        path.send(at_s, 1)
+    for i in (2, 1, 0):
+        path.on_ack(2.3, path.sent - i, path.sent - i, 500)
+    assert [sample.rate for sample in control.samples[before:]] == [None] * 3
+    for at_s in (2.4, 2.5):
+        path.send(at_s, 10)
+        path.on_ack(at_s + 0.05, path.sent, path.sent, 500)
+    assert control.samples[-1].rate == pytest.approx(10 / 0.05)
 
 
 def test_what_left_while_there_was_no_more_to_send_says_so() -> None:

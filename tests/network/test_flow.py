@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.types import MessageKey, Run
-from ragtag.network.link.flow import ENDINGS_MAX, LEAP_MAX, PINGS, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
+from ragtag.network.control.path import PINGS
+from ragtag.network.link.flow import ENDINGS_MAX, LEAP_MAX, QUEUE_MAX, Ending, Flow, Inbound, Outgoing
 
 U32 = (1 << 32) - 1
 

@@ -106,10 +106,13 @@ def test_stale_updates_are_compensated_with_the_learning_rate_as_it_is() -> None
         optimizer = CrewOptimizer(sgd, transport, method=method, model=model)
         before = flat(model)
         # Until both have the state and see each other: an owner that takes the other for gone counts alone.
-        while optimizer.outcome is None or not optimizer.outcome.stale or len(transport.live) < 2:
+        # One that is ready goes on meanwhile, or the other would come to take it for gone.
+        while len(ready) < 2:
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
             optimizer.step()
+            if optimizer.outcome is not None and optimizer.outcome.stale and len(transport.live) == 2:
+                ready.add(transport.me)
         together.wait(PATIENCE_S)
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
@@ -124,6 +127,7 @@ def test_stale_updates_are_compensated_with_the_learning_rate_as_it_is() -> None
         return before, gradient, flat(model)
 
     turns, together = [threading.Event(), threading.Event()], threading.Barrier(2)
+    ready: set[int] = set()
     turns[0].set()
     with Crew(2) as crew:
         came = all_at_once(transports(crew), train)

@@ -23,6 +23,8 @@ CONTROLLER = "bbr"
 """The one that new paths have, unless they go over TCP."""
 TRAINS_MAX = 4096
 """Departures that are kept of what is under way: beyond, the oldest are forgotten."""
+PINGS = 6
+"""After so many requests without an answer, a timeout apart, a path is silent: further ones become rarer."""
 _COPIES_MAX = 8
 _GRANULARITY_S = 1e-3
 _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to meet at the same pace
@@ -73,6 +75,7 @@ class Path:
         self._together: deque[tuple[int, int]] = deque()  # numbers that left several to a datagram, from to
         self._hole = 0  # how many of those did not come since one did
         self._unheard: int | None = None
+        self._answered_s = self._silent_until_s = -math.inf
         self._departures: deque[_Departure] = deque()
         self._forgotten = 0
         self._next_s = 0.0
@@ -198,13 +201,15 @@ class Path:
         self.granted = max(1, min(granted, WINDOW_MAX))
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
+        first = self._ends_silence(now_s)
         left, tx_in_flight = self._left(highest)
         rtt_s = None
         if left is not None:
             took_s = now_s - left.at_s
             kept_s = kept_s if 0.0 <= kept_s < took_s else 0.0  # else a clock was set meanwhile
             rtt_s = took_s - kept_s
-            self._measure(took_s, rtt_s, left.at_s >= since_s)
+            told = left.at_s < self._silent_until_s and not first
+            self._measure(took_s, rtt_s, left.at_s >= since_s, told)
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
         before, in_flight, passed = self.received, self.in_flight, highest - self.acked
@@ -330,18 +335,32 @@ class Path:
             return None, most
         return departures[0], max(most, departures[0].in_flight)
 
-    def _measure(self, rtt_s: float, path_s: float, sure: bool) -> None:
-        """RFC 6298, section 2; but one answer teaches at most twice the timeout.
+    def _ends_silence(self, now_s: float) -> bool:
+        """An answer came: whether it ends a silence, in which none came for longer than the timeout.
 
-        What a process stood still for, at either end, is in the round trip of whatever was under way:
-        seconds, after which marks and questions would be repeated only that rarely. A path that has really
-        become slower shows in every answer, and the timeout follows it. The first one that is ``sure``
-        replaces what was measured before.
+        A process that stood still, at either end, or a link that was down keeps back whatever is under way.
+        What left before it was over tells of the silence, and little of the path.
+        """
+        since_s = max(self._answered_s, self._departures[0].at_s if self._departures else now_s)
+        self._answered_s = now_s
+        ends = self.srtt_s > 0.0 and now_s - since_s > PINGS * self.rto_s
+        if ends:
+            self._silent_until_s = now_s
+        return ends
+
+    def _measure(self, rtt_s: float, path_s: float, sure: bool, told: bool) -> None:
+        """RFC 6298, section 2; but a silence teaches once (``told``), and at most twice the timeout.
+
+        Else marks and questions would be repeated only that rarely after it. A path that has really become
+        slower shows in every answer to what left later, and the timeout follows it. The first one that is
+        ``sure`` replaces what was measured before.
         """
         first = self.srtt_s == 0.0 or (sure and not self.sure)
         self.min_rtt_s = path_s if first else min(self.min_rtt_s, path_s)
         self.sure |= sure
-        if not first:
+        if not first and rtt_s > self.rto_s:
+            if told:
+                return
             rtt_s = min(rtt_s, 2.0 * self.rto_s)
         if first:
             self.srtt_s, self.rttvar_s = rtt_s, rtt_s / 2
@@ -353,17 +372,23 @@ class Path:
         """Datagrams a second: what came since ``left``, over the longer of sending it and hearing of it.
 
         Where a round trip is over too soon for that, it is counted from the last time it could be measured.
+        Where all has come that there was to send, it did so in a shorter time: the rate is that at least.
+        Over a silence none is measured: a link that was down for seconds would be one of a datagram a second.
         """
         since = _Measured(left.delivered, left.delivered_s, left.first_s)
         self._delivered_s, self._first_s = came_s, left.at_s
+        if left.at_s < self._silent_until_s:
+            self._measured = None
+            return None
         if came_s - left.delivered_s < self._span_s and self._measured is not None:
             since = self._measured
         took_s = max(left.at_s - since.left_s, came_s - since.came_s)
-        if took_s < max(self.min_rtt_s, self._span_s):
+        least_s = max(self.min_rtt_s, self._span_s)
+        if took_s < least_s and (self.in_flight or self.received > self._limited_until):
             self._measured = since
             return None
         self._measured = _Measured(self.received, came_s, left.at_s)
-        return (self.received - since.received) / took_s
+        return (self.received - since.received) / max(took_s, least_s)
 
 
 def claim_alike(paths: Sequence[Path]) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ragtag.core.address import Address
 from ragtag.core.types import Bools, Measured, MessageKey, PeerId, Run
 from ragtag.core.wire import DATAGRAM_BYTES
-from ragtag.network.control.path import Path
+from ragtag.network.control.path import PINGS, Path
 
 QUEUE_MAX = 4096
 """Messages that may wait for one peer. Beyond, the oldest is dropped, as its deadline is the nearest."""
@@ -25,8 +25,6 @@ One takes 300 bytes: with ``ENDINGS_MAX`` of them each such process would hold a
 LEAP_MAX = 1 << 20
 """Datagrams that may be missing in a row (a gigabyte). A sender has a few thousand on the way, and the marks
 of their messages. A number that is further ahead, or as far behind, is made up."""
-PINGS = 6
-"""Requests for an answer at the measured pace; after so many without one they become rarer."""
 _U32 = 0xFFFFFFFF
 _HALF = 1 << 31
 _FORGET = 0.98  # each run in order; the measured delay halves in 34 runs, which are some rounds

@@ -11,8 +11,8 @@ from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES, Kind
 from ragtag.network.control.controller import WINDOW_FIRST
 from ragtag.network.control.mtu import PACKETS_MAX
-from ragtag.network.control.path import claim_alike
-from ragtag.network.link.flow import PINGS, Ending, Flow, Hold, Outgoing
+from ragtag.network.control.path import PINGS, claim_alike
+from ragtag.network.link.flow import Ending, Flow, Hold, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
 from ragtag.network.link.link import SLAB_ROWS, Link, TooLarge

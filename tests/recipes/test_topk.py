@@ -85,10 +85,11 @@ def test_the_plans() -> None:
 
 def test_what_is_measured_of_u(trained) -> None:
     assert trained.size == 38_282 and trained.k == 382
-    per_step = ("off", "off_least", "off_random", "share", "fit", "leap", "rest", "shape")
+    per_step = ("off", "off_chosen", "off_least", "off_random", "share", "fit", "leap", "rest", "shape")
     assert all(len(getattr(trained, name)) == 12 for name in per_step)
     assert set(trained.share) == {1.0}
     assert all(0 < x < y <= 1 for x, y in zip(trained.off, trained.off_random, strict=True))
+    assert trained.off_chosen == pytest.approx(trained.off_least, abs=1e-9)
     assert all(low >= 1 > high for low, high in zip(trained.leap, trained.rest, strict=True))
     assert trained.steps == [4, 8, 12] and trained.bytes_at[-1] == trained.bytes == 12 * 1088
     assert list(trained.histograms) == [0, 3, 11]

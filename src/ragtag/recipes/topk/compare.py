@@ -16,9 +16,8 @@ KEPT = 1.03
 """The loss with tickets may be at most so many times that of the run that loses nothing."""
 LOW = 0.5
 """Below this training loss a ratio of losses says more about the seed than about what was lost."""
-EXACT = (5 / 254) ** 2
-"""By so much of |u|^2 what top-k leaves may differ from the least possible. Values travel as int8: each is
-off by a 254th of the largest of its 256 at most, which is taken to be at most five times a typical one."""
+EXACT = 1e-9
+"""By so much of |u|^2 what top-k does not choose may differ from the least possible, for rounding of float64."""
 _BAND = (2 / 3, 4 / 3)
 
 
@@ -63,9 +62,9 @@ def _bounds(runs: list[Trained], where: str) -> list[Row]:
         group = f"Left of u, {ratio:.1%}: {where}"
         off = [x for run in chosen for x in run.off]
         found.append(row("top-k, largest", max(off), left**2, 0.0, "theorem 1", relation="<=", group=group))
-        least = [x for run in chosen for x in run.off_least]
-        apart = max(abs(x - y) for x, y in zip(off, least, strict=True))
-        source = "the k largest, found by sorting; what is sent is rounded to int8"
+        pairs = [pair for run in chosen for pair in zip(run.off_chosen, run.off_least, strict=True)]
+        apart = max(abs(x - y) for x, y in pairs)
+        source = "the k largest, found by sorting, before values are rounded"
         found.append(row("top-k, beside the least", apart, 0.0, EXACT, source, relation="<=", group=group))
         drawn = np.array([x for run in chosen for x in run.off_random])
         error = float(drawn.std(ddof=1) / math.sqrt(len(drawn)))

@@ -71,7 +71,8 @@ class Trained:
     steps, losses, bytes_at: of each evaluation.
     share: selected entries over k.
     off: |u - v|^2 / |u|^2, where v is what was sent of u, as its error feedback says.
-    off_least: the least that it could be: the k largest magnitudes, found here by sorting.
+    off_chosen: the same if the chosen entries were sent as they are. They are rounded to int8.
+    off_least: the least that that could be: the k largest magnitudes, found here by sorting.
     off_random: the same for random-k of this u.
     shape: excess kurtosis of u; 0: a normal's.
     fit: the normal fit's threshold over the right one, which is the k-th largest magnitude.
@@ -90,6 +91,7 @@ class Trained:
     bytes_at: list[int] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     off: list[float] = field(default_factory=list)
+    off_chosen: list[float] = field(default_factory=list)
     off_least: list[float] = field(default_factory=list)
     off_random: list[float] = field(default_factory=list)
     shape: list[float] = field(default_factory=list)
@@ -149,10 +151,10 @@ class _Crew:
     def _average(self, step: int, gradients: Floats, found: Trained) -> Floats:
         setup, form = self.setup, self._peers[0].form(step)
         gathered = SparseSum(form, step, range(setup.n))
-        sent = []
+        sent, total = [], 0.0
         for p, peer in enumerate(self._peers):
             if p == 0:
-                _look_at(peer.residual + gradients[0], step, form.k, found)
+                total = _look_at(peer.residual + gradients[0], step, form.k, found)
             chunks, ticket = peer.prepare(gradients[p], step)
             key = random.stream_key(setup.seed, "fragments lost", p, step)
             came = random.uniforms(key, len(chunks)) >= setup.loss
@@ -165,6 +167,9 @@ class _Crew:
         found.bytes += measured.bytes
         found.share.append(measured.entries / form.k)
         found.off.append(1 - measured.captured)
+        if total:
+            left = measured.residual_norm**2
+            found.off_chosen.append(1 - measured.captured * left / (1 - measured.captured) / total)
         gathered.close()
         for p, (peer, ticket) in enumerate(zip(self._peers, sent, strict=True)):
             heard = gathered.heard(p, ticket.fragments)
@@ -191,12 +196,15 @@ class _Crew:
         return parts
 
 
-def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
-    """Measure the theory's quantities: how much of u's energy random-k leaves behind, and the shape of u."""
+def _look_at(u: Floats, step: int, k: int, found: Trained) -> float:
+    """Measure the theory's quantities: how much of u's energy random-k leaves behind, and the shape of u.
+
+    The result is that energy, |u|^2. Where it is 0 nothing is measured.
+    """
     energy = u.astype(np.float64) ** 2
     total = float(energy.sum())
     if not total:
-        return
+        return 0.0
     largest = np.partition(energy, len(u) - k)[len(u) - k :]
     right = math.sqrt(float(largest[0]))
     found.off_least.append(1 - float(largest.sum()) / total)
@@ -210,3 +218,4 @@ def _look_at(u: Floats, step: int, k: int, found: Trained) -> None:
     found.shape.append(float((scaled**4).mean()) - 3.0)
     if step in (0, found.setup.steps // 20, found.setup.steps // 4, found.setup.steps - 1):
         found.histograms[step] = (np.histogram(scaled, BINS)[0] / len(u)).tolist()
+    return total

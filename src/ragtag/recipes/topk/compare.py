@@ -17,7 +17,7 @@ KEPT = 1.03
 LOW = 0.5
 """Below this training loss a ratio of losses says more about the seed than about what was lost."""
 EXACT = 1e-9
-"""By so much of |u|^2 what top-k does not choose may differ from the least possible, for rounding of float64."""
+"""What top-k does not choose may differ by so much of |u|^2 from the least possible: float64 is rounded."""
 _BAND = (2 / 3, 4 / 3)
 
 

@@ -379,9 +379,21 @@ def test_ends_that_keep_answers_cost_no_rate() -> None:
         assert one.dropped == 0 and one.s < 1.1 * one.limit_s
 
 
+def test_a_rate_that_is_too_low_is_corrected_by_short_messages_and_these_end_no_startup() -> None:
+    bbr = Bbr()
+    for i in range(6):  # each round trip of them delivers as much as the one before
+        bbr.acknowledged(
+            Delivery(float(i), 30, 30, 30, 1000, 1e-3, 1e-3, 1e-3, None, False, rounds=i, at_least=6e3)
+        )
+    assert bbr.phase is Probe.STARTUP and not bbr.found
+    assert bbr.bandwidth == 6e3
+    bbr.acknowledged(Delivery(9.0, 5, 5, 5, 1000, 1e-3, 1e-3, 1e-3, None, False, rounds=9, at_least=1e3))
+    assert bbr.bandwidth == 6e3
+
+
 def test_paths_that_take_turns_find_no_more_together_than_their_line_carries() -> None:
     """Over a train or two each finds what it has while it is its turn: half as much again, to twice."""
-    crew, found = Crew(Bbr, 4, mbit=100.0, mb=4.0, keeps_s=lambda _: 3e-3), []
+    crew, found = Crew(Bbr, 4, mbit=100.0, mb=4.0, keeps_s=lambda _: 2e-3), []
     for _ in range(8):
         crew.average()
         rates = [one.path.control.bandwidth for one in crew.senders]

@@ -424,10 +424,13 @@ def test_of_a_message_that_is_over_soon_the_least_rate_is_known() -> None:
     path.idle()
     path.on_ack(0.001, 10, 10, 500)
     path.on_ack(0.002, 30, 30, 500)
-    assert [sample.rate for sample in control.samples] == [None, pytest.approx(30 / 0.005)]
     path.send(1.0, 30)  # there is more to send
     path.on_ack(1.002, 60, 60, 500)
-    assert control.samples[-1].rate is None
+    assert [(sample.rate, sample.at_least) for sample in control.samples] == [
+        (None, 0.0),
+        (None, pytest.approx(30 / 0.005)),
+        (None, 0.0),
+    ]
 
 
 def test_over_a_silence_no_rate_is_measured() -> None:

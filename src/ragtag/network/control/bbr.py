@@ -307,6 +307,9 @@ class Bbr:
             if not sample.app_limited or rate >= self.bandwidth:
                 self._cycle = self._cycle[0], max(self._cycle[1], rate)
                 self.bandwidth = max(self._cycle)
+        if sample.at_least > self.bandwidth:
+            self._cycle = self._cycle[0], sample.at_least
+            self.bandwidth = sample.at_least
         if sample.rtt_s is not None and sample.rtt_s <= self.min_rtt_s:
             self.min_rtt_s, self._min_rtt_at_s = sample.rtt_s, now_s
         at = self._round % _KEPT_ROUNDS

@@ -36,6 +36,8 @@ class Delivery:
         RS.tx_in_flight).
     kept_s: how long what was answered, and the answer, lay at the two ends, beside the round trip.
     together: how many are lost at once: those that leave in one datagram.
+    at_least: datagrams a second that the path delivers at least, where it was all that there was to send, and
+        was there before a rate could be measured; 0: not known.
     """
 
     now_s: float
@@ -52,6 +54,7 @@ class Delivery:
     tx_in_flight: int = 0
     kept_s: float = 0.0
     together: int = 1
+    at_least: float = 0.0
 
 
 class Controller(Protocol):

@@ -220,6 +220,7 @@ class Path:
         if highest > self._round_ends and now_s >= self._round_until_s:
             self._rounds, self._round_ends = self._rounds + 1, self.sent
             self._round_until_s = now_s + self._span_s
+        rate, at_least = (None, 0.0) if left is None else self._rate(now_s - kept_s, left)
         self.control.acknowledged(
             Delivery(
                 now_s,
@@ -230,12 +231,13 @@ class Path:
                 rtt_s,
                 self.srtt_s,
                 self.min_rtt_s,
-                None if left is None else self._rate(now_s - kept_s, left),
+                rate,
                 left is not None and left.app_limited,
                 self._rounds,
                 tx_in_flight,
                 kept_s,
                 self.mtu.packets,
+                at_least,
             )
         )
 
@@ -368,27 +370,29 @@ class Path:
             self.rttvar_s += 0.25 * (abs(self.srtt_s - rtt_s) - self.rttvar_s)
             self.srtt_s += 0.125 * (rtt_s - self.srtt_s)
 
-    def _rate(self, came_s: float, left: _Departure) -> float | None:
-        """Datagrams a second: what came since ``left``, over the longer of sending it and hearing of it.
+    def _rate(self, came_s: float, left: _Departure) -> tuple[float | None, float]:
+        """Datagrams a second, and how many they are at least; ``None`` and 0 where nothing is known of it.
 
-        Where a round trip is over too soon for that, it is counted from the last time it could be measured.
-        Where all has come that there was to send, it did so in a shorter time: the rate is that at least.
-        Over a silence none is measured: a link that was down for seconds would be one of a datagram a second.
+        It is what came since ``left``, over the longer of sending it and hearing of it. Where a round trip is
+        over too soon for that, it is counted from the last time it could be measured. Where all has come that
+        there was to send, it did so in a shorter time: the rate is that at least. Over a silence none is
+        measured: a link that was down for seconds would be one of a datagram a second.
         """
         since = _Measured(left.delivered, left.delivered_s, left.first_s)
         self._delivered_s, self._first_s = came_s, left.at_s
         if left.at_s < self._silent_until_s:
             self._measured = None
-            return None
+            return None, 0.0
         if came_s - left.delivered_s < self._span_s and self._measured is not None:
             since = self._measured
         took_s = max(left.at_s - since.left_s, came_s - since.came_s)
         least_s = max(self.min_rtt_s, self._span_s)
-        if took_s < least_s and (self.in_flight or self.received > self._limited_until):
-            self._measured = since
-            return None
-        self._measured = _Measured(self.received, came_s, left.at_s)
-        return (self.received - since.received) / max(took_s, least_s)
+        if took_s >= least_s:
+            self._measured = _Measured(self.received, came_s, left.at_s)
+            return (self.received - since.received) / took_s, 0.0
+        self._measured = since
+        over = not self.in_flight and self.received <= self._limited_until
+        return None, (self.received - since.received) / least_s if over else 0.0
 
 
 def claim_alike(paths: Sequence[Path]) -> None:

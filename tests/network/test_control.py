@@ -291,7 +291,10 @@ def test_a_late_answer_measures_nothing() -> None:
 @pytest.mark.parametrize(("p", "copies"), [(0.0, 1), (0.0005, 1), (0.01, 2), (0.1, 3), (0.3, 6), (0.9, 8)])
 def test_all_copies_are_lost_once_in_a_thousand_times(p: float, copies: int) -> None:
     path = Path(LossWindow())
-    path.acked, path.received = 100_000, round(100_000 * (1 - p))
+    path.send(0.0, 10)
+    path.on_ack(0.05, 10, 10, 1000)
+    path.send(1.0, 100_000)
+    path.on_ack(1.05, path.sent, path.received + round(100_000 * (1 - p)), 1000)
     assert path.copies == copies
     if 0.001 < p < 0.4:
         assert path.loss**path.copies <= 1.01e-3
@@ -300,8 +303,32 @@ def test_all_copies_are_lost_once_in_a_thousand_times(p: float, copies: int) -> 
 def test_one_copy_until_something_is_known() -> None:
     assert Path(LossWindow()).copies == 1
     path = Path(LossWindow())
-    path.acked, path.received = 4, 1
+    path.send(0.0, 1)
+    path.on_ack(0.05, 1, 1, 1000)
+    path.send(1.0, 2)
+    path.on_ack(1.05, 3, 1, 1000)
     assert path.copies == 1
+
+
+def test_after_bad_seconds_copies_become_fewer_again() -> None:
+    """They fill the window of a path that lost much: it would be slow for minutes after."""
+    path, copies = Path(LossWindow()), []
+    for i in range(100):
+        path.send(float(i), 32)
+        path.on_ack(i + 0.05, path.sent, path.received + (3 if 20 <= i < 60 else 32), 1000)
+        copies.append(path.copies)
+    assert copies[19] == 1
+    assert copies[59] == 8
+    assert copies[70] <= 5
+    assert copies[99] <= 2
+
+
+def test_a_path_that_begins_to_lose_gets_copies_soon() -> None:
+    path = Path(LossWindow())
+    for i in range(1000):
+        path.send(float(i), 100)
+        path.on_ack(i + 0.05, path.sent, path.received + (100 if i < 990 else 90), 1000)
+    assert path.copies == 3
 
 
 def answer(path: Path, rtt_s: float) -> None:

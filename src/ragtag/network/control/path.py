@@ -26,6 +26,9 @@ TRAINS_MAX = 4096
 PINGS = 6
 """After so many requests without an answer, a timeout apart, a path is silent: further ones become rarer."""
 _COPIES_MAX = 8
+_RECENT = 256.0
+"""Datagrams after which a path's losses count for a third of what they did: copies for what it lost in bad
+seconds would fill its window for minutes."""
 _GRANULARITY_S = 1e-3
 _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to meet at the same pace
 _SPAN_TRAINS = 5  # over less, the rate of single trains would be measured
@@ -76,6 +79,7 @@ class Path:
         self._hole = 0  # how many of those did not come since one did
         self._unheard: int | None = None
         self._answered_s = self._silent_until_s = -math.inf
+        self._passed = self._lost = 0.0  # of late
         self._departures: deque[_Departure] = deque()
         self._forgotten = 0
         self._next_s = 0.0
@@ -217,6 +221,9 @@ class Path:
         self.acked = highest
         if self._together:
             passed -= self._fallen(highest, passed, self.received - before)
+        keep = min(1.0, _RECENT / (self._passed + passed)) if passed else 1.0
+        self._passed = keep * self._passed + passed
+        self._lost = max(0.0, keep * self._lost + passed - (self.received - before))
         if highest > self._round_ends and now_s >= self._round_until_s:
             self._rounds, self._round_ends = self._rounds + 1, self.sent
             self._round_until_s = now_s + self._span_s
@@ -310,8 +317,8 @@ class Path:
 
     @property
     def loss(self) -> float:
-        """The share of datagrams lost so far on this path."""
-        return 1.0 - self.received / self.acked if self.acked else 0.0
+        """The share of datagrams lost on this path of late."""
+        return self._lost / self._passed if self._passed else 0.0
 
     @property
     def copies(self) -> int:

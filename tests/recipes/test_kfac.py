@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.recipes import RECIPES
@@ -38,6 +40,7 @@ from ragtag.recipes.kfac.training import (
     SGD_NAME,
     Settings,
     TrainedNet,
+    change_last_bits,
     first_at,
     in_crew,
     in_one_process,
@@ -65,10 +68,12 @@ def results(**kfac: float) -> Results:
         ]
         * 2,
     }
-    placed = {p: ended(KFAC_NAME, 12, 0.5, values=[1.0, 2.0], bytes_sent=2.0) for p in PLACEMENTS}
-    placed["communication"] = replace(placed["communication"], bytes_sent=1.0)
-    placed["memory"].values = [1.0, 2.0 + kfac.get("apart", 0.0)]
-    return Results([], dict(TUNED), trained, crews, placed)
+    placed = {p: [ended(KFAC_NAME, 12, 0.5, values=[1.0, 2.0], bytes_sent=2.0)] * 2 for p in PLACEMENTS}
+    placed["communication"] = [replace(placed["communication"][0], bytes_sent=1.0)] * 2
+    placed["memory"] = [replace(placed["memory"][0], values=[1.0, 2.0 + kfac.get("apart", 0.0)])] * 2
+    kink = [replace(placed["memory"][0], values=[1.0, 2.0 + by]) for by in (1e-7, 1e-3)]
+    nudged = {1: kink, 2: [replace(kink[0], values=[1.0, 2.0 - 2e-7])] * 2}
+    return Results([], dict(TUNED), trained, crews, placed, nudged)
 
 
 PLAN = Plan.of(quick=True, digits=True, seeds=2)
@@ -86,8 +91,25 @@ def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
         f"{KILL_AND_FREEZE}: steps to 95% over the calm crew's"
     ]
     assert failed(rows(PLAN, results(longest=3.1))) == [f"{KILL_AND_FREEZE}: longest step, in medians"]
-    assert failed(rows(PLAN, results(apart=1e-3))) == ["placement memory: apart"]
+    assert failed(rows(PLAN, results(apart=3e-7))) == []
+    assert failed(rows(PLAN, results(apart=5e-7))) == [
+        "placement memory: apart, over trainings that differ in last bits"
+    ]
     assert tables(PLAN, results())[1].rows[0][-1] == "met"
+
+
+def test_a_nudge_changes_last_bits_only() -> None:
+    nets = [nn.Linear(50, 20) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    change_last_bits(nets[1], 1)
+    before, after = (nn.utils.parameters_to_vector(net.parameters()).detach() for net in nets)
+    ulps = before.view(torch.int32) - after.view(torch.int32)
+    assert set(ulps.tolist()) == {-1, 0, 1}
+    assert 0.6 < float((ulps != 0).float().mean()) < 0.73
+    with torch.no_grad():
+        nets[0].weight.zero_()
+    change_last_bits(nets[0], 1)
+    assert not nets[0].weight.any(), "a zero stays: it has no bit to change"
 
 
 def test_as_many_settings_are_tried_for_each_method_and_the_best_counts() -> None:
@@ -154,7 +176,7 @@ def test_k_fac_pays_and_without_its_work_does_not(broken: bool, monkeypatch: pyt
 def test_a_crew_comes_to_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers with parts of the joint batch take the steps of one process with all of it."""
     how = replace(TUNED[KFAC_NAME], lr=0.03)
-    alone, together = in_one_process(how, 1, 6), in_crew(how, CALM, 1, 6, values=True)
+    alone, together = in_one_process(how, 1, 6), in_crew(how, CALM, 1, 6, nudge=0)
     assert together.loss == pytest.approx(alone.loss, rel=0.02)
     assert together.longest < 1.5 and together.bytes_sent > 0 and len(together.values) == 9802
     assert PEERS == 8 and training.WORLDS[CALM].faults == {}
@@ -188,7 +210,7 @@ def test_methods_that_are_not_installed_are_left_out_and_said(
 def test_soap_and_shampoo_learn_alone_and_in_a_crew(method: str) -> None:
     pytest.importorskip("pytorch_optimizer", reason="ragtag[optimizers] is not installed")
     alone = in_one_process(TUNED[method], 0, 40)
-    crew = in_crew(TUNED[method], CALM, 0, 2, values=True)
+    crew = in_crew(TUNED[method], CALM, 0, 2, nudge=0)
     assert alone.accuracy > 0.8 and crew.bytes_sent > 0 and len(crew.values) == 9802
 
 

@@ -351,24 +351,37 @@ def in_one_process(settings: Settings, seed: int, steps: int, data: Path | None 
     return found
 
 
+@torch.no_grad()
+def change_last_bits(net: nn.Module, number: int) -> None:
+    """Make a third of a model's values one bit larger in magnitude, and a third one smaller, by a number."""
+    rng = random.generator(number, "kfac last bits")
+    for value in net.parameters():
+        by = torch.from_numpy(rng.integers(-1, 2, tuple(value.shape)))
+        there = torch.where(by > 0, value * math.inf, torch.zeros_like(value))
+        value.copy_(torch.where((by == 0) | (value == 0), value, torch.nextafter(value, there)))
+
+
 def in_crew(
     settings: Settings,
     world: str,
     seed: int,
     steps: int,
     placement: Placement = "communication",
-    values: bool = False,
+    nudge: int | None = None,
     data: Path | None = None,
 ) -> TrainedNet:
     """A crew in virtual time, in a world of ``WORLDS``; what peer 0 came to.
 
-    values: keep the model's values.
+    nudge: keep the model's values, too; if not 0, the last bits of those at the beginning are changed, by
+        this number.
     """
     torch.set_num_threads(1)
     samples, found, crew = Images(data), TrainedNet(settings, seed, steps), WORLDS[world]
 
     def train(peer: SimulatedTransport) -> tuple[list[float], int]:
         net = samples.net(seed)
+        if nudge:
+            change_last_bits(net, nudge)
         plain = optimizers(settings, net)
         how: dict[str, Any] = {"method": "rps+repair", "average": "gradients", "seed": seed}
         keeps = Keeps(peer, seed)
@@ -421,7 +434,7 @@ def in_crew(
             found.accuracy, found.loss = samples.look(net)
             found.reached = first_at(TARGET, looks) if looks else 0
             found.step_s = fmean(took_s)
-            if values:
+            if nudge is not None:
                 found.values = nn.utils.parameters_to_vector(net.parameters()).tolist()
         return took_s, oldest
 

@@ -564,8 +564,8 @@ class Crew:
         keep: how many of its own stay.
 
         It is on the disk, whole, when this returns. Any number of peers may save into one folder. Raises
-        ValueError where the folder is '', and OSError where it could not be written; earlier ones are as they
-        were.
+        ValueError where the folder is '' or ``keep`` is below 1, and OSError where it could not be written;
+        earlier ones are as they were.
         """
         return self._peer.keeper.save(_named(folder), keep)
 

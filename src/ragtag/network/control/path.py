@@ -205,14 +205,14 @@ class Path:
         self.granted = max(1, min(granted, WINDOW_MAX))
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
-        first = self._ends_silence(now_s)
+        ends = self._ends_silence(now_s)
         left, tx_in_flight = self._left(highest)
         rtt_s = None
         if left is not None:
             took_s = now_s - left.at_s
             kept_s = kept_s if 0.0 <= kept_s < took_s else 0.0  # else a clock was set meanwhile
             rtt_s = took_s - kept_s
-            told = left.at_s < self._silent_until_s and not first
+            told = left.at_s < self._silent_until_s and not ends
             self._measure(took_s, rtt_s, left.at_s >= since_s, told)
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
@@ -345,7 +345,7 @@ class Path:
         return departures[0], max(most, departures[0].in_flight)
 
     def _ends_silence(self, now_s: float) -> bool:
-        """An answer came: whether it ends a silence, in which none came for longer than the timeout.
+        """An answer came: whether it ends a silence, in which none came for ``PINGS`` timeouts.
 
         A process that stood still, at either end, or a link that was down keeps back whatever is under way.
         What left before it was over tells of the silence, and little of the path.

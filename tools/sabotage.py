@@ -79,6 +79,11 @@ DRAWN = ("tests/training/test_split.py", "-k", "at_random")
 KEEPER = "tests/training/test_keeper.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
+AT_ONCE = "src/ragtag/protocols/channel/at_once.py"
+OVERLAP = "src/ragtag/protocols/channel/overlap.py"
+OVERLAPPED = ("tests/protocols/test_overlap.py",)
+AVERAGED = "src/ragtag/training/optimizer/averaged.py"
+UNHELD = ("tests/training/test_overlap.py", "-k", "quorum")
 REPAIR = ("tests/protocols/test_repair.py",)
 WAYS, INTERNET = "src/ragtag/recipes/internet/training.py", "tests/recipes/test_internet.py"
 MOSHPIT, LAWS = (
@@ -1073,9 +1078,74 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "quorum: nobody is waited for once it is there",
         PROGRESS,
-        "now_s + (self.begun.cycle_s + now_s - self._began_s) / there",
+        "costs_s + (self.begun.cycle_s + now_s - self._began_s) / there",
         "now_s",
         QUORUM,
+    ),
+    Sabotage(
+        "overlap: past a quorum a wait costs from the first",
+        PROGRESS,
+        "costs_s = max(now_s, self._began_s + self.begun.free_s)",
+        "costs_s = now_s",
+        (*QUORUM, "-k", "costs_nothing"),
+    ),
+    Sabotage(
+        "overlap: a share may be too late before its average is due",
+        "src/ragtag/protocols/channel/budgets.py",
+        "scatter_s = max(scatter_s, free_s)",
+        "scatter_s = max(scatter_s, 0.0)",
+        (*QUORUM, "-k", "no_share_is_too_late"),
+    ),
+    Sabotage(
+        "overlap: the second stage has no part of it",
+        AT_ONCE,
+        "free_s = max(0.0, ask.overlap_s - self.budgets.usual_s)",
+        "free_s = ask.overlap_s",
+        (*QUORUM, "-k", "no_share_is_too_late"),
+    ),
+    Sabotage(
+        "overlap: the last question counts",
+        OVERLAP,
+        "            self._begun_s = math.nan\n",
+        "",
+        OVERLAPPED,
+    ),
+    Sabotage(
+        "overlap: the longest of late counts",
+        OVERLAP,
+        "return min(self._went_on_s, default=0.0)",
+        "return max(self._went_on_s, default=0.0)",
+        OVERLAPPED,
+    ),
+    Sabotage(
+        "overlap: a live trainer that looks whether a round is over asks for nothing",
+        "src/ragtag/app/crew/transport.py",
+        """        self.overlap.asked(self.driver.now_s())
+        return self.future.done()""",
+        "        return self.future.done()",
+        ("tests/app/crew/test_transport.py", "-k", "went_on_beside"),
+    ),
+    Sabotage(
+        "overlap: simulated trainers that wait ask for nothing",
+        "src/ragtag/simulation/transport.py",
+        """        self._overlap.asked(self._crew.world.now_s)
+        return self._crew.outcome(self._me, self._channel)""",
+        "        return self._crew.outcome(self._me, self._channel)",
+        ("tests/training/test_overlap.py", "-k", "average_is_due"),
+    ),
+    Sabotage(
+        "quorum: steps wait for the average that is due",
+        AVERAGED,
+        "return self._since >= delay and (not self.asked.averager.quorum or self._under_way.over)",
+        "return self._since >= delay",
+        UNHELD,
+    ),
+    Sabotage(
+        "quorum: the next average waits for the one under way, and so do steps",
+        AVERAGED,
+        "if self.asked.partial or (delay and self.asked.averager.quorum):",
+        "if self.asked.partial:",
+        UNHELD,
     ),
     Sabotage(
         "NoLoCo: Nesterov's look ahead, which it has not",

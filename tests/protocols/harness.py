@@ -94,8 +94,10 @@ class World:
         *,
         after_s: float = 0.0,
         deadline_s: float | None = None,
+        overlap_s: float = 0.0,
     ) -> None:
-        self.push(self.now_s + after_s, peer, Average(0, values, weight, deadline_s))
+        ask = Average(0, values, weight, deadline_s, overlap_s=overlap_s)
+        self.push(self.now_s + after_s, peer, ask)
 
     def run(self) -> World:
         """Until nothing is left to happen."""

@@ -14,14 +14,22 @@ from tests.protocols.harness import World, members, vectors
 N, STEP_S, ROUNDS = 6, 1.0, 12
 
 
-def crew(averager: Averager, after_s: Callable[[int, int], float | None], rounds: int = ROUNDS) -> World:
-    """Peers that average and compute for ``after_s(peer, round)``; ``None``: the peer comes no more."""
+def crew(
+    averager: Averager,
+    after_s: Callable[[int, int], float | None],
+    rounds: int = ROUNDS,
+    overlap_s: float = 0.0,
+) -> World:
+    """Peers that average and compute for ``after_s(peer, round)``; ``None``: the peer comes no more.
+
+    overlap_s: for how long their trainers go on before they ask for an average.
+    """
     world, own = World(N, averager, 2 * N, floor_s=0.004, probe_s=0.3), vectors(N, 2 * N)
 
     def again(peer: int, outcome: Outcome) -> None:
         next_s = after_s(peer, outcome.round + 1)
         if outcome.round + 1 < rounds and next_s is not None:
-            world.average(peer, own[peer], after_s=next_s)
+            world.average(peer, own[peer], after_s=next_s, overlap_s=overlap_s)
 
     world.on_done = again
     for peer in range(N):
@@ -80,6 +88,30 @@ def test_past_a_quorum_a_straggler_is_waited_for_while_that_pays() -> None:
     waits = [max(o.scatter_s for p, o in of_round(w, 9).items() if p != 5) for w in (hurried, patient)]
     assert waits[1] > 0.49, "deadlines have learned to wait for it"
     assert 0.19 < waits[0] < 0.25
+
+
+def test_until_an_average_is_due_a_wait_for_a_straggler_costs_nothing() -> None:
+    """Past a quorum the grace counts from when the average is used. Peer 5 comes half a second late."""
+    for overlap_s, waits_s, there in ((0.0, 0.2, 5), (0.2, 0.4, 5), (0.8, 0.5, 6)):
+        outcomes = of_round(crew(ragtag.RPS(quorum=4), slow, overlap_s=overlap_s).run(), 9)
+        heard = outcomes[0].heard[outcomes[0].averaged]
+        assert {len(members(bits)) for bits in heard} == {there}
+        assert max(o.scatter_s for p, o in outcomes.items() if p != 5) == pytest.approx(waits_s, abs=0.01)
+
+
+@pytest.mark.parametrize("averager", [ragtag.RPS(), ragtag.AllReduce(), ragtag.RPS(quorum=4)], ids=repr)
+def test_no_share_is_too_late_before_its_average_is_due(averager: Averager) -> None:
+    """Deadlines are of milliseconds, and peer 5 comes half a second after the others."""
+
+    def late(peer: int, number: int) -> float:
+        return STEP_S + 0.5 * (peer == 5 and number == 9)
+
+    for overlap_s, there in ((0.0, 5), (0.6, 6)):
+        outcomes = of_round(crew(averager, late, overlap_s=overlap_s).run(), 9)
+        heard = outcomes[0].heard[outcomes[0].averaged]
+        assert {len(members(bits)) for bits in heard} == {there}
+    hung = crew(averager, lambda p, r: None if p == 5 and r > 8 else STEP_S, overlap_s=0.6).run()
+    assert max(outcome.total_s for outcome in of_round(hung, 9).values()) <= 0.6, "averages are back by then"
 
 
 def test_a_peer_that_is_a_little_late_is_in() -> None:

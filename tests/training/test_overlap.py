@@ -20,6 +20,7 @@ from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
+from tests.training.simulated import TappedCrew
 
 
 class Flat(nn.Module):
@@ -211,6 +212,52 @@ def test_an_average_is_hidden_behind_a_step_or_a_step_behind_an_average(rate: fl
     assert round_s > 0.02
     assert overlapped <= 1.1 * max(0.05, round_s), (overlapped, round_s)
     assert overlapped < 0.8 * plain
+
+
+@pytest.mark.parametrize("quorum", [0, 3])
+def test_where_a_quorum_is_enough_no_step_waits_for_an_average(quorum: int) -> None:
+    """Rounds last longer than the steps between two. The next one begins with the step after one is over."""
+    steps, step_s, latency_s = 80, 0.05, 0.15
+    crew = SimulatedCrew(4, Faults(latency_s=latency_s), cost=ComputeCost(step_s))
+    outcomes: list[Outcome] = []
+
+    def train(peer: SimulatedTransport) -> float:
+        model = Flat()
+        options: dict[str, Any] = {"on_outcome": outcomes.append} if peer.me == 0 else {}
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), peer, model=model, every=4,
+            method=ragtag.RPS(quorum=quorum), outer=ragtag.Outer(1.0, 0.0, delay=3), **options,
+        )  # fmt: skip
+        began_s = peer.now_s()
+        for step in range(steps):
+            peer.compute()
+            model.w.grad = pull(peer.me, step).expand(300).clone()
+            optimizer.step()
+        return peer.now_s() - began_s
+
+    took_s = max(found for found in crew.run(train) if found is not None)
+    assert len(outcomes) >= 8 and all(outcome.averaged.all() for outcome in outcomes)
+    if quorum == 0:
+        assert took_s > 1.2 * steps * step_s
+        return
+    assert took_s == pytest.approx(steps * step_s)
+    starts_s = [outcome.started_s for outcome in outcomes]
+    apart_s = [later_s - earlier_s for earlier_s, later_s in pairwise(starts_s)]
+    assert median(apart_s) == pytest.approx(2 * latency_s + step_s, abs=step_s)
+
+
+@pytest.mark.parametrize(
+    "options", [{"every": 3, "overlap": True}, {"every": 4, "outer": ragtag.Outer(delay=3)}]
+)
+def test_a_round_knows_when_its_average_is_due(options: dict[str, Any]) -> None:
+    """As many steps later as the script asks for, each as long as it takes here."""
+    crew, step_s = TappedCrew(2), 0.05
+    crew.cost = ComputeCost(step_s)
+    crew.run(lambda peer: trained(peer, 20, **options))
+    delay = 1 if "overlap" in options else 3
+    overlaps_s = [ask.overlap_s for ask in crew.asked]
+    assert overlaps_s[:2] == [0.0, 0.0] and len(overlaps_s) >= 10
+    assert overlaps_s[2:] == pytest.approx([delay * step_s] * len(overlaps_s[2:]))
 
 
 def test_a_newcomer_gets_into_step_before_it_begins_one() -> None:

@@ -157,6 +157,9 @@ class Average:
     due: the round that is due, where its own peer can tell (of a channel whose rounds follow from another's,
     or where its state is the crew's after an earlier one); -1: it cannot. An earlier one, which a peer that
     was away would begin with, is over for the others.
+
+    overlap_s: for how long this peer's trainer goes on before it asks for the outcome, as far as is known (0:
+    it asks at once). Until then it costs nothing to wait.
     """
 
     channel: int
@@ -165,6 +168,7 @@ class Average:
     deadline_s: float | None = None
     aside: frozenset[PeerId] = frozenset()
     due: int = -1
+    overlap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +177,7 @@ class Offer:
 
     k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
 
-    ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``: as in ``Average``.
+    ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``, ``overlap_s``: as in ``Average``.
     """
 
     channel: int
@@ -182,6 +186,7 @@ class Offer:
     deadline_s: float | None = None
     aside: frozenset[PeerId] = frozenset()
     due: int = -1
+    overlap_s: float = 0.0
 
 
 class Version(NamedTuple):
@@ -230,6 +235,7 @@ class Begin:
         that are missing are asked whether they are there.
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     cycle_s: how long ago this peer began the round before (infinite: there was none).
+    free_s: for how long it may scatter at no cost, as its trainer goes on meanwhile.
     """
 
     values: Floats
@@ -243,6 +249,7 @@ class Begin:
     usual_s: float = math.inf
     answer_s: float = 0.0
     cycle_s: float = math.inf
+    free_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ from ragtag.core.types import (
     Visits,
 )
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.overlap import Overlap
 from ragtag.protocols.channel.shares import Line, write_line
 from ragtag.protocols.crew.board import PAGES, RATES
 from ragtag.protocols.crew.joining import (
@@ -531,6 +532,7 @@ class SimulatedTransport(Posting):
         self._step = 0
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
+        self._overlaps: dict[int, Overlap] = {}
         self._told = False
         self.standing = Standing(self, lambda: self._node.live - {me})
 
@@ -673,8 +675,9 @@ class SimulatedTransport(Posting):
             far = (world.faults, self.me, peer)
             rtt_s, rate = timeout_s(*far) if apart else 0.0, rates.get(peer, 0.0) / len(others)
             world.at(now_s, self.me, Measured(peer, rtt_s, shortest_s(*far), rate))
-        world.at(now_s, self.me, ask)
-        return SimulatedPending(self.crew, self.me, ask.channel)
+        overlap = self._overlaps.setdefault(ask.channel, Overlap())
+        world.at(now_s, self.me, replace(ask, overlap_s=overlap.begins(now_s)))
+        return SimulatedPending(self.crew, self.me, ask.channel, overlap)
 
     # -- Others' state
 
@@ -752,14 +755,16 @@ class SimulatedTransport(Posting):
 class SimulatedPending:
     """A round under way."""
 
-    def __init__(self, crew: SimulatedCrew, me: PeerId, channel: int) -> None:
-        self._crew, self._me, self._channel = crew, me, channel
+    def __init__(self, crew: SimulatedCrew, me: PeerId, channel: int, overlap: Overlap) -> None:
+        self._crew, self._me, self._channel, self._overlap = crew, me, channel, overlap
 
     @property
     def over(self) -> bool:
         """Whether the round is done."""
+        self._overlap.asked(self._crew.world.now_s)
         return self._crew.is_over(self._me, self._channel)
 
     def wait(self) -> Outcome:
         """Wait until the round is done. Its machine's deadlines bound it."""
+        self._overlap.asked(self._crew.world.now_s)
         return self._crew.outcome(self._me, self._channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
-from ragtag.core.types import Outcome
+from ragtag.core.types import Average, Offer, Outcome
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.rounds.allreduce import direct
@@ -101,6 +102,39 @@ def test_three_peers_train_a_model_and_hold_the_same_bits() -> None:
     for here, there, before in zip(models[0].parameters(), alone[0].parameters(), started, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)
         assert not torch.equal(here, before)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_round_knows_for_how_long_its_trainer_went_on_beside_the_last(looks: bool) -> None:
+    """Until it first looked whether the round is over, or waited for it, by the driver's clock."""
+    asked: list[float] = []
+    schema = schema_of(400, 2)
+    values = np.zeros((schema.n_chunks(fp32.elements), fp32.elements), np.float32)
+
+    def train(transport: DriverTransport) -> None:
+        transport.configure(0, schema, direct, fp32)
+        driver, clock_s = transport._driver, [0.0]
+        average = driver.average
+
+        def noted(ask: Average | Offer) -> Future[Outcome]:
+            asked.append(ask.overlap_s)
+            return average(ask)
+
+        if transport.me == 0:
+            driver.now_s, driver.average = lambda: clock_s[0], noted  # type: ignore[method-assign]
+        for went_on_s in (0.5, 0.25, 0.0, 0.0):
+            pending = transport.start(0, values, 1.0)
+            clock_s[0] += went_on_s
+            if looks:
+                assert pending.over in (True, False)
+                clock_s[0] += 8.0
+            pending.wait()
+            clock_s[0] += 8.0
+
+    with Crew(2) as crew:
+        came = all_at_once(transports(crew), train)
+    assert came == {0: None, 1: None}
+    assert asked == [0.0, 0.5, 0.25, 0.0]
 
 
 def test_ready_is_said_once_when_the_first_channel_is() -> None:

@@ -41,6 +41,7 @@ from ragtag.core.types import (
 from ragtag.core.wire import NAMED, name_hash
 from ragtag.network.driver.driver import Driver
 from ragtag.protocols.channel.averager import Averager
+from ragtag.protocols.channel.overlap import Overlap
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.joining import (
     ChannelEvent,
@@ -83,14 +84,17 @@ class DriverPending:
 
     future: concurrent.futures.Future[Outcome]
     driver: Driver
+    overlap: Overlap
 
     @property
     def over(self) -> bool:
         """Whether the round is done."""
+        self.overlap.asked(self.driver.now_s())
         return self.future.done()
 
     def wait(self) -> Outcome:
         """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
+        self.overlap.asked(self.driver.now_s())
         return _result(self.future, self.driver)
 
 
@@ -294,6 +298,7 @@ class DriverTransport:
         self._together: set[int] = set()
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
+        self._overlaps: dict[int, Overlap] = {}
         self._forms = Forms()
         self.standing = Standing(self, self._living)
 
@@ -449,7 +454,9 @@ class DriverTransport:
         return publisher_of(self._driver.node, channel), self._driver.now_s()
 
     def _begin(self, ask: Average | Offer) -> DriverPending:
-        return DriverPending(self._driver.average(ask), self._driver)
+        overlap = self._overlaps.setdefault(ask.channel, Overlap())
+        ask = replace(ask, overlap_s=overlap.begins(self._driver.now_s()))
+        return DriverPending(self._driver.average(ask), self._driver, overlap)
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before.

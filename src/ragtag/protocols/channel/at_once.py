@@ -277,8 +277,17 @@ class Rounds:
         if self._serves and new:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
+        free_s = max(0.0, ask.overlap_s - self.budgets.usual_s)  # averages have to come back by then
         scatter_s, gather_s = self.budgets.begin(
-            number, now_s, first, ask.deadline_s, rtts_s, self._crew.trip_s, self._line_s, self._owns
+            number,
+            now_s,
+            first,
+            ask.deadline_s,
+            rtts_s,
+            self._crew.trip_s,
+            self._line_s,
+            self._owns,
+            free_s,
         )
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
@@ -319,6 +328,7 @@ class Rounds:
             usual_s=self.budgets.usual_s,
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
+            free_s=free_s,
         )
         for peer in sorted(recut):
             effects += machine.apart(now_s, peer)

@@ -76,6 +76,7 @@ class Budgets:
         trip_s: float = 0.0,
         line_s: float = 0.0,
         owns: bool = True,
+        free_s: float = 0.0,
     ) -> tuple[float, float]:
         """A round begins: how long it may scatter, and gather.
 
@@ -84,6 +85,7 @@ class Budgets:
         first: it is the peer's first round. The peer knows how long it computed itself, and others may need
             as long again.
         deadline_s: bounds both stages together.
+        free_s: how long it may scatter at no cost, as its trainer goes on meanwhile.
         """
         if self._ended_s is not None:
             self._computed_s.append(max(0.0, now_s - self._ended_s))
@@ -91,6 +93,7 @@ class Budgets:
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
         scatter_s, gather_s = self.next_s(rtts_s, trip_s, line_s)
+        scatter_s = max(scatter_s, free_s)
         if not owns:
             scatter_s = 0.0
         if first:

@@ -23,7 +23,9 @@ by that.
 
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
-before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes.
+before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes. Where
+the trainer goes on meanwhile, a wait costs nothing until its average is due (``Begin.free_s``), and the grace
+counts from then.
 
 A peer that cuts the vector by other shares (``Waiting.apart``) owes nothing that could be taken. That is
 ``NEVER``, for the whole round.
@@ -206,7 +208,8 @@ class Waiting:
         there = self._there()
         if there < self._spec.quorum:
             return []
-        self._enough_s = now_s + (self.begun.cycle_s + now_s - self._began_s) / there
+        costs_s = max(now_s, self._began_s + self.begun.free_s)
+        self._enough_s = costs_s + (self.begun.cycle_s + now_s - self._began_s) / there
         late = self._enough_s >= self.until_s
         return [] if late else [Arm(self._spec.timer(QUORUM), self._enough_s)]
 

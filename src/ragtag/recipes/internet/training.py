@@ -100,10 +100,13 @@ class Attends:
         return step >= self.every and random.uniform(key, step // self.every) < self.missing
 
     def decide(self, progress: Progress) -> Decision:
-        """Average when it is time, and this peer is there."""
-        if progress.step % self.every:
+        """Average when it is time, and this peer is there. One that is away is so until its next is due."""
+        step, since = progress.step, progress.since_average
+        if since < self.every:
             return Compute()
-        return Skip() if self.away(progress.step) else Average()
+        if self.away(step):
+            return Skip() if since == self.every or step % self.every == 0 else Compute()
+        return Average()
 
 
 @dataclass(slots=True)

@@ -194,7 +194,10 @@ class AveragedModel:
         # a peer that has to get into step first gathers for no step of the crew
         comes = self.gathering is not None and self.arrive is not None
         if comes or scheduling.due(self._steps, self._since):
-            self._turn() if self.asked.partial else self._begin() if delay else self.average()
+            if self.asked.partial or (delay and self.asked.averager.quorum):
+                self._turn()
+            else:
+                self._begin() if delay else self.average()
             while self.gathering is not None and scheduling.due(self._steps, 0):
                 self.average()  # a batch would come too late for the next step, too
         if self._on_step is not None:
@@ -203,12 +206,17 @@ class AveragedModel:
 
     def _is_to_end(self, delay: int) -> bool:
         """Whether the average under way is to be taken over now. Towards a target batch each peer computes as
-        many batches as it can meanwhile; else all wait for it after as many steps.
+        many batches as it can meanwhile. Where a quorum is enough, peers are on clocks of their own, and none
+        stands still (Decoupled DiLoCo). Else all wait for it after as many steps.
         """
-        return bool(self._under_way.over) if self.gathering is not None else self._since >= delay
+        if self.gathering is not None:
+            return bool(self._under_way.over)
+        return self._since >= delay and (not self.asked.averager.quorum or self._under_way.over)
 
     def _turn(self) -> None:
-        """Average, unless the round that this peer offered to is under way still: it computes on then."""
+        """Average, unless the round that this peer offered to is under way still: it computes on then. The
+        schedule is asked again after the next step.
+        """
         if self._under_way is None or self._under_way.over:
             self._begin()
 

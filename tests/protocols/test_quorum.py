@@ -91,12 +91,27 @@ def test_past_a_quorum_a_straggler_is_waited_for_while_that_pays() -> None:
 
 
 def test_until_an_average_is_due_a_wait_for_a_straggler_costs_nothing() -> None:
-    """Past a quorum the grace counts from when the average is used. Peer 5 comes half a second late."""
-    for overlap_s, waits_s, there in ((0.0, 0.2, 5), (0.2, 0.4, 5), (0.8, 0.5, 6)):
+    """Peer 5 comes half a second late. Past a quorum there is no grace where the average is used later."""
+    for overlap_s, waits_s, there in ((0.0, 0.2, 5), (0.8, 0.5, 6)):
         outcomes = of_round(crew(ragtag.RPS(quorum=4), slow, overlap_s=overlap_s).run(), 9)
         heard = outcomes[0].heard[outcomes[0].averaged]
         assert {len(members(bits)) for bits in heard} == {there}
         assert max(o.scatter_s for p, o in outcomes.items() if p != 5) == pytest.approx(waits_s, abs=0.01)
+
+
+def test_of_what_is_due_nobody_waits_longer_for_a_quorum() -> None:
+    """Peers 3 to 5 come no more; deadlines have learned of seconds. Then the next average is due."""
+    apart = {3: 0.4, 4: 0.8, 5: 1.1}
+
+    def after(peer: int, number: int) -> float | None:
+        return None if peer > 2 and number > 20 else STEP_S + apart.get(peer, 0.0)
+
+    waits_s = []
+    for overlap_s in (0.0, 0.9):
+        world = crew(ragtag.RPS(quorum=4), after, rounds=23, overlap_s=overlap_s).run()
+        last = [*of_round(world, 21).values(), *of_round(world, 22).values()]
+        waits_s.append(max(outcome.total_s for outcome in last))
+    assert waits_s[0] > 4.0 and waits_s[1] <= 0.9, waits_s
 
 
 @pytest.mark.parametrize("averager", [ragtag.RPS(), ragtag.AllReduce(), ragtag.RPS(quorum=4)], ids=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,23 @@ def test_every_step() -> None:
 def test_local_steps(k: int) -> None:
     decisions = [LocalSteps(k).decide(after(steps)) for steps in range(1, k + 2)]
     assert decisions == [Compute()] * (k - 1) + [Average()] * 2
+
+
+def test_local_steps_follow_others_that_have_begun() -> None:
+    for least in (0, 3):
+        came = []
+        for steps in range(1, 6):
+            progress = replace(after(steps), others_began=True)
+            came.append(isinstance(LocalSteps(5, least).decide(progress), Average))
+            assert isinstance(LocalSteps(5, least).decide(after(steps)), Average) == (steps == 5)
+        assert came == [False, False, bool(least), bool(least), True]
+    assert LocalSteps(5, 3).follows and not LocalSteps(5).follows
+
+
+@pytest.mark.parametrize("least", [-1, 6, 2.0, True])
+def test_a_least_number_of_steps_that_is_none_is_refused(least: int) -> None:
+    with pytest.raises(ValueError, match="after 1 to 5 steps, or not at all: 0"):
+        LocalSteps(5, least)
 
 
 def test_every_is_a_number_in_words() -> None:

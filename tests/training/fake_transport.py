@@ -200,6 +200,9 @@ class FakeTransport:
     ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 
+    def newer(self, channel: int) -> bool:
+        return False
+
     def goes_on_after(self, channel: int, round_: int) -> None:
         raise AssertionError("all peers of this crew are in each round")
 

@@ -13,7 +13,7 @@ from torch import nn
 import ragtag
 from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults
-from ragtag.schedules import SSP, Asynchronous, BackupWorkers, DropCompute, Matched, Partial
+from ragtag.schedules import SSP, Asynchronous, BackupWorkers, DropCompute, LocalSteps, Matched, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.asked import asked_of
@@ -43,6 +43,7 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
         "partial": {"schedule": Partial()},
         "SSP": {"schedule": SSP(2)},
         "matched": {"schedule": Matched(2)},
+        "following": {"schedule": LocalSteps(3, least=2)},
         "DropCompute": {"schedule": DropCompute(2)},
         "both": {"schedule": Matched(2), "every": 2},
     },
@@ -87,6 +88,11 @@ TRIPLES = [
     {"average": "gradients", "codec": "bf16", "guard": ragtag.TrimmedMean(0.25)},
     {"every": 3, "outer": ragtag.Outer(), "codec": "int8", "guard": ragtag.CentredClipping(0.25)},
     {"every": 3, "outer": ragtag.Outer(fragments=2, delay=1), "method": ragtag.RPS(quorum=3)},
+    {
+        "schedule": LocalSteps(3, 2),
+        "outer": ragtag.Outer(fragments=2, delay=2),
+        "method": ragtag.RPS(quorum=3),
+    },
 ]
 """Three at once, as the README and the papers have them."""
 LONGER = [
@@ -223,7 +229,7 @@ def test_each_published_recipe_trains_as_it_is_written(recipe: Any) -> None:
     options = options_of(recipe.options)
     options["method"] = options.pop("averager", None)
     assert not clashes_of(options)
-    steps = 3 * options["every"]
+    steps = 3 * (options["schedule"].k if "schedule" in options else options["every"])
 
     def learn(peer: SimulatedTransport) -> tuple[float, float, int]:
         averages: list[Any] = []

@@ -16,6 +16,7 @@ from ragtag.app.crew.peer import Peer
 from ragtag.app.environment import Place
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome
+from ragtag.schedules.every import LocalSteps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -244,6 +245,42 @@ def test_where_a_quorum_is_enough_no_step_waits_for_an_average(quorum: int) -> N
     starts_s = [outcome.started_s for outcome in outcomes]
     apart_s = [later_s - earlier_s for earlier_s, later_s in pairwise(starts_s)]
     assert median(apart_s) == pytest.approx(2 * latency_s + step_s, abs=step_s)
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_peers_that_follow_the_first_stay_together_and_wait_for_nobody(least: int) -> None:
+    """One of six takes a fifth longer for a step, and all vary. Without ``least`` they come apart."""
+    n, steps, step_s = 6, 200, 0.05
+    cost = ComputeCost(step_s, speed=[1.0] * (n - 1) + [1 / 1.2], sigma=0.2, seed=3)
+    crew = SimulatedCrew(n, Faults(latency_s=0.005), cost=cost)
+
+    def train(peer: SimulatedTransport) -> tuple[float, float, list[Outcome]]:
+        outcomes: list[Outcome] = []
+        model, computed_s = Flat(), 0.0
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), peer, model=model, method=ragtag.RPS(quorum=4),
+            schedule=LocalSteps(10, least), outer=ragtag.Outer(1.0, 0.0, delay=9), on_outcome=outcomes.append,
+        )  # fmt: skip
+        began_s = peer.now_s()
+        for step in range(steps):
+            at_s = peer.now_s()
+            peer.compute()
+            computed_s += peer.now_s() - at_s
+            model.w.grad = pull(peer.me, step).expand(300).clone()
+            optimizer.step()
+        return computed_s, peer.now_s() - began_s, outcomes
+
+    ends = [end for end in crew.run(train) if end is not None]
+    assert all(took_s == pytest.approx(computed_s) for computed_s, took_s, _ in ends)
+    starts_s: dict[int, list[float]] = {}
+    for _, _, outcomes in ends:
+        for outcome in outcomes:
+            starts_s.setdefault(outcome.round, []).append(outcome.started_s)
+    apart_s = [max(begun) - min(begun) for begun in starts_s.values() if len(begun) == n]
+    assert (max(apart_s) < 5 * step_s) == bool(least), apart_s
+    complete = [bool((o.heard == (1 << n) - 1).all()) for _, _, outcomes in ends for o in outcomes]
+    share = sum(complete) / len(complete)
+    assert share > 0.85 if least else share < 0.6
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ class Begin:
         that are missing are asked whether they are there.
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     cycle_s: how long ago this peer began the round before (infinite: there was none).
-    free_s: for how long it may scatter at no cost, as its trainer goes on meanwhile.
+    free: whether this peer's trainer goes on until the deadline, so that no wait until then costs anything.
     """
 
     values: Floats
@@ -249,7 +249,7 @@ class Begin:
     usual_s: float = math.inf
     answer_s: float = 0.0
     cycle_s: float = math.inf
-    free_s: float = 0.0
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Progress:
     step_s: what a step of each peer takes, as measured.
     since_s: how long ago each took its last step.
     tallies: what each, this one included, has gathered towards the crew's next step.
+    others_began: whether others have begun an average that this peer has not.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Progress:
     step_s: Mapping[int, float] = field(default_factory=dict)
     since_s: Mapping[int, float] = field(default_factory=dict)
     tallies: Mapping[int, Tally] = field(default_factory=dict)
+    others_began: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -718,6 +718,10 @@ class SimulatedTransport(Posting):
                 return True
         return self._node.newer(channel)
 
+    def newer(self, channel: int) -> bool:
+        """Whether others are known to have begun a round of a channel that this peer has not."""
+        return channel in self._openings and self._node.newer(channel)
+
     def goes_on_after(self, channel: int, round_: int) -> None:
         """From now on this peer begins later rounds of a channel only."""
         self._after[channel] = round_

@@ -129,6 +129,10 @@ class Transport(Peers, Protocol):
         """
         ...
 
+    def newer(self, channel: int) -> bool:
+        """Whether others are known to have begun a round of a channel that this peer has not."""
+        ...
+
     def goes_on_after(self, channel: int, round_: int) -> None:
         """From now on this peer begins no round of a channel up to this one: they went by without it, or are
         in the state that it was given.

@@ -27,7 +27,7 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.answers import Answers
 from ragtag.training.samples.portion import Portion
 from tests.app.drivers import Train, all_at_once, step, tiny, transports
-from tests.network.crew import PATIENCE_S, Crew
+from tests.network.crew import PATIENCE_S, Crew, until
 
 GIVE_UP_S = 2.0
 """How long peers wait for one that a test leaves out on purpose."""
@@ -135,6 +135,21 @@ def test_a_round_knows_for_how_long_its_trainer_went_on_beside_the_last(looks: b
         came = all_at_once(transports(crew), train)
     assert came == {0: None, 1: None}
     assert asked == [0.0, 0.5, 0.25, 0.0]
+
+
+def test_a_peer_sees_that_others_have_begun_a_round() -> None:
+    schema = schema_of(400, 2)
+    values = np.zeros((schema.n_chunks(fp32.elements), fp32.elements), np.float32)
+    with Crew(2) as crew:
+        of = transports(crew)
+        assert not of[0].newer(0), "it is not open yet"
+        all_at_once(of, joining(schema, rounds=1))
+        assert not of[0].newer(0)
+        begun = of[1].start(0, values, 1.0)
+        until(lambda: of[0].newer(0), "that peer 1 has begun")
+        assert of[0].start(0, values, 1.0).wait().heard.tolist() == [0b11] * len(values)
+        begun.wait()
+        assert not of[0].newer(0) and not of[1].newer(0)
 
 
 def test_ready_is_said_once_when_the_first_channel_is() -> None:

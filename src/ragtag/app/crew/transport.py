@@ -211,6 +211,10 @@ class SoloTransport(Posting):
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
 
+    def newer(self, channel: int) -> bool:
+        """Nobody else begins rounds."""
+        return False
+
     def goes_on_after(self, channel: int, round_: int) -> None:
         """Alone, no round went by."""
 
@@ -511,6 +515,10 @@ class DriverTransport:
             return await_meeting(self._driver, meeting, 2 * deadline_s, meanwhile).blobs
         except SeatLost:
             return {}
+
+    def newer(self, channel: int) -> bool:
+        """Whether others are known to have begun a round of a channel that this peer has not."""
+        return channel in self._opened and self._driver.node.newer(channel)
 
     def goes_on_after(self, channel: int, round_: int) -> None:
         """From now on this peer begins later rounds of a channel only."""

@@ -310,6 +310,8 @@ class Rounds:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
         grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
+        if self._channel.averager.quorum and free_s > 0:
+            grace_s = 0.0  # fewer are no average, and the next one is due
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
@@ -328,7 +330,7 @@ class Rounds:
             usual_s=self.budgets.usual_s,
             answer_s=answer_s,
             cycle_s=self.budgets.cycle_s,
-            free_s=free_s,
+            free=free_s > 0,
         )
         for peer in sorted(recut):
             effects += machine.apart(now_s, peer)

@@ -93,7 +93,8 @@ class Budgets:
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
         scatter_s, gather_s = self.next_s(rtts_s, trip_s, line_s)
-        scatter_s = max(scatter_s, free_s)
+        if free_s > 0:  # with a quorum peers are on clocks of their own, and what one learned tells nothing
+            scatter_s = max(free_s, self.scatter.floor_s if self._channel.averager.quorum else scatter_s)
         if not owns:
             scatter_s = 0.0
         if first:

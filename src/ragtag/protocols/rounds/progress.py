@@ -24,8 +24,7 @@ by that.
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
 before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes. Where
-the trainer goes on meanwhile, a wait costs nothing until its average is due (``Begin.free_s``), and the grace
-counts from then.
+the trainer goes on until the deadline (``Begin.free``), no wait costs anything, and there is no grace.
 
 A peer that cuts the vector by other shares (``Waiting.apart``) owes nothing that could be taken. That is
 ``NEVER``, for the whole round.
@@ -203,13 +202,12 @@ class Waiting:
 
     def enough(self, now_s: float) -> list[Effect]:
         """A share came: where a quorum is there, wait for one more while that pays."""
-        if not self._spec.quorum or self.stage != SCATTERING or not self.owed:
+        if not self._spec.quorum or self.stage != SCATTERING or not self.owed or self.begun.free:
             return []
         there = self._there()
         if there < self._spec.quorum:
             return []
-        costs_s = max(now_s, self._began_s + self.begun.free_s)
-        self._enough_s = costs_s + (self.begun.cycle_s + now_s - self._began_s) / there
+        self._enough_s = now_s + (self.begun.cycle_s + now_s - self._began_s) / there
         late = self._enough_s >= self.until_s
         return [] if late else [Arm(self._spec.timer(QUORUM), self._enough_s)]
 

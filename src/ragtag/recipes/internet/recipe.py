@@ -26,7 +26,7 @@ from ragtag.recipes.internet.compare import (
     ways_table,
 )
 from ragtag.recipes.internet.spot import SpotSetup, spot
-from ragtag.recipes.internet.training import ALONE, EVERY_STEP, MULOCO, WAYS, H, train_way
+from ragtag.recipes.internet.training import ALONE, EVERY_STEP, MULOCO, H, every_of, train_way
 from ragtag.recipes.jobs import Job, run_jobs
 from ragtag.recipes.tasks.texts import describe_text, load_text
 
@@ -79,7 +79,7 @@ class Plan:
 
     def setup(self, way: str, seed: int) -> Setup:
         """One run's."""
-        method = Method(way, WAYS[way]["every"] if way in WAYS else 0)
+        method = Method(way, every_of(way))
         pretrained = round(PRETRAINED * self.steps)
         return Setup(method, seed, self.steps, LEARNING_RATE, pretrained=pretrained, looks=LOOKS)
 

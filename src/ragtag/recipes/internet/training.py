@@ -40,7 +40,8 @@ from ragtag.recipes.diloco.training import (
     warm_cosine,
 )
 from ragtag.recipes.tasks.texts import CharTransformer
-from ragtag.schedules.base import Average, Compute, Decision, Progress, Skip
+from ragtag.schedules.base import Compute, Decision, Progress, Skip
+from ragtag.schedules.every import LocalSteps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.compress import TopK
@@ -72,7 +73,7 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     QUORATE: {"every": H, "outer": Outer(), "averager": RPS(quorum=QUORUM)},
     DECOUPLED: {
-        "every": H // FRAGMENTS,
+        "schedule": LocalSteps(H // FRAGMENTS, least=H // FRAGMENTS // 2),
         "outer": Outer(fragments=FRAGMENTS, delay=H // FRAGMENTS - 1),
         "averager": RPS(quorum=QUORUM),
         "weight": "samples",
@@ -81,18 +82,34 @@ WAYS: dict[str, dict[str, Any]] = {
     EVERY_STEP: {"every": 1, "average": "gradients", "align": False},
 }
 """What ``crew.optimizer`` is asked for. MuLoCo's inner optimizers are Muon for the matrices of the layers and
-AdamW for the rest, each with averages of its own. Decoupled DiLoCo's learners run on their own clocks: an
-average has until the next one is due, and no sooner does a peer wait for it."""
+AdamW for the rest, each with averages of its own. Decoupled DiLoCo's learners run on their own clocks: none
+waits for an average. The first that is due begins one, and others bring what they have by then."""
+
+
+def every_of(way: str) -> int:
+    """How many local steps lie between two averages (0: there are none)."""
+    asked = WAYS.get(way, {})
+    return int(asked["schedule"].k if "schedule" in asked else asked.get("every", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Attends:
-    """Average every so many local steps, but for a share ``missing`` of the times, drawn for each peer."""
+    """Average when it is due, but for a share ``missing`` of the times, drawn for each peer.
+
+    every: after so many local steps.
+    follows: or after half of them, once others have begun.
+    """
 
     every: int
     missing: float
     seed: int
     me: int
+    follows: bool = False
+
+    @property
+    def steps(self) -> LocalSteps:
+        """When an average is due."""
+        return LocalSteps(self.every, least=self.every // 2 if self.follows else 0)
 
     def away(self, step: int) -> bool:
         """Whether this peer is missing from the average that is, or was last, due at a step."""
@@ -101,12 +118,11 @@ class Attends:
 
     def decide(self, progress: Progress) -> Decision:
         """Average when it is time, and this peer is there. One that is away is so until its next is due."""
-        step, since = progress.step, progress.since_average
-        if since < self.every:
-            return Compute()
-        if self.away(step):
-            return Skip() if since == self.every or step % self.every == 0 else Compute()
-        return Average()
+        decision, step = self.steps.decide(progress), progress.step
+        if isinstance(decision, Compute) or not self.away(step):
+            return decision
+        missed = progress.since_average == self.every or step % self.every == 0
+        return Skip() if missed else Compute()
 
 
 @dataclass(slots=True)
@@ -220,7 +236,8 @@ class _Crew:
         inner = [text_adamw(model, setup)]
         if setup.method.name == MULOCO:
             inner = muon_and_adamw(model, setup)
-        crews, attends = [], Attends(setup.method.every, self._run.missing, setup.seed, peer.me)
+        follows = "schedule" in WAYS.get(setup.method.name, {})
+        crews, attends = [], Attends(setup.method.every, self._run.missing, setup.seed, peer.me, follows)
         if setup.method.name != ALONE:
             crews = [self._averaged(at, one, model, peer, lacking, attends) for at, one in enumerate(inner)]
         optimizers: Sequence[Optimizer] = crews or inner
@@ -258,7 +275,8 @@ class _Crew:
         setup = self._setup
         asked = dict(WAYS[setup.method.name])
         asked["method"] = asked.pop("averager", None)
-        del asked["every"]
+        for when in ("every", "schedule"):
+            asked.pop(when, None)
         taken = [0]
         inner.register_step_post_hook(lambda *_: taken.__setitem__(0, taken[0] + setup.batch))
 

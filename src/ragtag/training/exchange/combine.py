@@ -134,6 +134,9 @@ ALIGN = Feature("align=Align(...)", lambda a: isinstance(a.align, Align))
 TARGET = Feature("target_batch=...", lambda a: a.target is not None)
 QUORUM = Feature("averager=RPS(quorum=...)", lambda a: a.averager.quorum > 0)
 HADAMARD = Feature("averager=RPS(hadamard=...)", lambda a: a.averager.hadamard > 0)
+FOLLOWING = Feature(
+    "schedule=LocalSteps(..., least=...)", lambda a: bool(getattr(a.schedule, "follows", False))
+)
 SHARES = Feature('averager=RPS(shares="measured")', lambda a: a.averager.planned)
 GUARD = Feature("guard=...", lambda a: a.guard is not None)
 OVERLAP = Feature("overlap=True", lambda a: a.overlap)
@@ -214,6 +217,16 @@ CLASHES = (
         PARTIAL,
         CENTRE,
         "this schedule lets slow peers miss rounds, which {name} cannot; use RPS() or AllReduce()",
+    ),
+    Clash(
+        FOLLOWING,
+        GROUPS,
+        "in groups a peer sees rounds of its own group only, and follows nobody else: leave out least=",
+    ),
+    Clash(
+        FOLLOWING,
+        CENTRE,
+        "at a central state no peer waits for another, so none has to follow: leave out least=",
     ),
     Clash(
         CENTRE,
@@ -438,9 +451,11 @@ PUBLISHED = (
     Written(
         "Decoupled DiLoCo",
         "2604.21428",
-        'every=10, averager=ragtag.RPS(quorum=5), outer=ragtag.Outer(fragments=3, delay=9), weight="samples"',
-        "owners of blocks stand in the central syncer's place; `quorum`: more than half of the crew. Batches "
-        "of one size: then samples are the paper's weight",
+        "schedule=ragtag.schedules.LocalSteps(10, least=5), averager=ragtag.RPS(quorum=5), "
+        'outer=ragtag.Outer(fragments=3, delay=9), weight="samples"',
+        "owners of blocks stand in the central syncer's place; `quorum`: more than half of the crew, and no "
+        "step waits for an average; `least`: the first that is due begins one, others bring what they have. "
+        "Batches of one size: then samples are the paper's weight",
     ),
     Written(
         "MuLoCo",

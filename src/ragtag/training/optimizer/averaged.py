@@ -81,7 +81,14 @@ class AveragedModel:
             None if asked.target is None else Gathering(asked.target.samples, transport, name, on_note)
         )
         """Towards a target batch, where there is one."""
-        self.scheduling = Scheduling(schedule_of(asked), transport, name, on_note, self.gathering)
+        self.scheduling = Scheduling(
+            schedule_of(asked),
+            transport,
+            name,
+            on_note,
+            self.gathering,
+            began=lambda: transport.newer(self.channel),
+        )
         """When it averages, which peers it waits for, and where its time goes."""
         self._coherence = coherence
         self._meter = self._new_meter()

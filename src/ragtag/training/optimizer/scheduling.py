@@ -73,8 +73,10 @@ class Scheduling:
     """One optimizer's schedule at work.
 
     A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
-    in a round) has this peer post its pace; for the others nothing is posted.
+    in a round) has this peer post its pace; for the others nothing is posted. One with ``follows`` asks
+    whether others have begun to average.
 
+    began: whether they have.
     gathering: what is gathered towards a target batch, where the schedule has one.
     """
 
@@ -85,9 +87,11 @@ class Scheduling:
         name: str,
         note: Callable[[Noted], None] | None = None,
         gathering: Gathering | None = None,
+        began: Callable[[], bool] = lambda: False,
     ) -> None:
         self._schedule, self._peers, self._gathering = schedule, peers, gathering
         self.partial = bool(getattr(schedule, "partial", False))
+        self._began = began if getattr(schedule, "follows", False) else None
         paced = self.partial or bool(getattr(schedule, "paced", False))
         self._pacer = Pacer(peers, name, note) if paced else None
         self._paces: Paces | None = None
@@ -227,6 +231,7 @@ class Scheduling:
                 me=peers.me,
                 computed_s=self._computed_s,
                 tallies={} if self._gathering is None else self._gathering.read(),
+                others_began=self._began is not None and self._began(),
             )
         self._paces = None
         paces = self._read()

@@ -82,7 +82,7 @@ class Streaming:
 
     fragments: P; each average is of one of them, so it moves 1/P of the bytes.
     delay: tau, how many local steps are taken between the beginning of an average and its use (0: none, steps
-        wait for it).
+        wait for it). Where the averager has a quorum it is the least number: no step waits for an average.
     kept: alpha, how much of what the fragment has become meanwhile is kept; the rest is the outer step's.
     Raises ValueError: fragments below 1, a delay below 0, kept outside [0, 1].
     """

@@ -72,7 +72,8 @@ def RPS(
         so many are there, another is waited for only while that pays (``rounds.progress``). More than half of
         the crew: of a crew that a cut line parts, one side at most goes on averaging. 0: any number is
         enough. After Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), without its central syncer:
-        each owner of a block decides for its block.
+        each owner of a block decides for its block. With ``Outer(delay=...)`` or ``overlap=True`` no step
+        waits for an average: it is taken over at the first step at which it is there.
     hadamard: mix so many chunks, a power of two (64 serves well), by a randomised Hadamard transform, so that
         a burst of loss harms all of a model a little, and no part of it much (``rounds.hadamard``). The
         squared error stays the same; where it falls changes. 0: chunks are sent as they are.

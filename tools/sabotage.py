@@ -2464,8 +2464,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: copies for all that was ever lost",
         PATH,
-        "keep = min(1.0, _RECENT / (self._passed + passed)) if passed else 1.0",
-        "keep = 1.0",
+        "passed - (self.received - before), within=_RECENT)",
+        "passed - (self.received - before))",
         ("tests/network/test_control.py", "-k", "bad_seconds or begins_to_lose"),
     ),
     Sabotage(

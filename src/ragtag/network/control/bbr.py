@@ -95,10 +95,11 @@ class Losses:
         """Lost of those passed."""
         return self.lost / self.passed if self.passed else 0.0
 
-    def add(self, passed: float, lost: float) -> None:
-        """Count some more."""
-        self.passed += passed
-        self.lost += lost
+    def add(self, passed: float, lost: float, within: float = math.inf) -> None:
+        """Count some more. within: they are of about the last so many; what was before fades."""
+        keep = min(1.0, within / (self.passed + passed)) if passed else 1.0
+        self.passed = keep * self.passed + passed
+        self.lost = keep * self.lost + lost
 
 
 @dataclass(slots=True)
@@ -115,9 +116,7 @@ class Ambient:
 
     def learn(self, passed: float, lost: float) -> None:
         """Datagrams that left while little was under way."""
-        pool = self._pool
-        keep = min(1.0, _POOL / (pool.passed + passed))
-        pool.passed, pool.lost = keep * pool.passed + passed, keep * pool.lost + lost
+        self._pool.add(passed, lost, within=_POOL)
         self._tell()
 
     def age(self) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragtag.network.control.bbr import Bbr
+from ragtag.network.control.bbr import Bbr, Losses
 from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Controller, Delivery
 from ragtag.network.control.mtu import PROBES_MAX, Search
 from ragtag.network.control.window import WINDOW_MAX, WINDOW_MIN, LossWindow, OverStream
@@ -79,7 +79,7 @@ class Path:
         self._hole = 0  # how many of those did not come since one did
         self._unheard: int | None = None
         self._answered_s = self._silent_until_s = -math.inf
-        self._passed = self._lost = 0.0  # of late
+        self._recent = Losses()
         self._departures: deque[_Departure] = deque()
         self._forgotten = 0
         self._next_s = 0.0
@@ -221,9 +221,8 @@ class Path:
         self.acked = highest
         if self._together:
             passed -= self._fallen(highest, passed, self.received - before)
-        keep = min(1.0, _RECENT / (self._passed + passed)) if passed else 1.0
-        self._passed = keep * self._passed + passed
-        self._lost = max(0.0, keep * self._lost + passed - (self.received - before))
+        self._recent.add(passed, passed - (self.received - before), within=_RECENT)
+        self._recent.lost = max(0.0, self._recent.lost)  # what comes late was counted before
         if highest > self._round_ends and now_s >= self._round_until_s:
             self._rounds, self._round_ends = self._rounds + 1, self.sent
             self._round_until_s = now_s + self._span_s
@@ -318,7 +317,7 @@ class Path:
     @property
     def loss(self) -> float:
         """The share of datagrams lost on this path of late."""
-        return self._lost / self._passed if self._passed else 0.0
+        return self._recent.share
 
     @property
     def copies(self) -> int:

@@ -335,3 +335,32 @@ def test_a_slow_peer_computes_on_while_the_others_come_to_its_round() -> None:
     ends, _, _ = paced(Partial(), steps, (1.0, 1.0, 1.0, 0.25))
     assert max(ends[:3]) < 1.2 * steps
     assert ends[3] < 1.05 * 4 * steps
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_a_straggler_that_follows_the_others_costs_them_little(least: int) -> None:
+    """Half as fast, it averages after five steps where the others take ten. Else they wait for its ten."""
+    n, for_s, step_s = 4, 10.0, 0.05
+    cost = ComputeCost(step_s, speed=[1.0] * (n - 1) + [0.5], sigma=0.1, seed=1)
+
+    def train(peer: SimulatedTransport) -> tuple[int, list[bool]]:
+        taken, heard = 0, list[bool]()
+        model = nn.Linear(300, 1, bias=False)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model, schedule=LocalSteps(10, least),
+            weight="samples", samples=lambda: 8 * taken,
+            on_outcome=lambda outcome: heard.append(bool((outcome.heard == (1 << n) - 1).all())),
+        )  # fmt: skip
+        until_s = peer.now_s() + for_s
+        while peer.now_s() < until_s:
+            peer.compute()
+            taken += 1
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        return taken, heard
+
+    ends = [end for end in SimulatedCrew(n, Faults(latency_s=0.005), cost=cost).run(train) if end is not None]
+    share = min(taken for taken, _ in ends[:-1]) * step_s / for_s
+    assert share > 0.8 if least else share < 0.6, share
+    if least:
+        assert all(sum(heard) >= 0.8 * len(heard) for _, heard in ends)

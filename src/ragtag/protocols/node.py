@@ -12,6 +12,7 @@ from ragtag.core.types import (
     SEATS_MAX,
     Arrived,
     Average,
+    Awaits,
     Effect,
     Event,
     Expired,
@@ -36,7 +37,7 @@ from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, SHARES, Board
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import MEET, Meeting, Meetings
-from ragtag.protocols.rounds.asking import QUESTION
+from ragtag.protocols.rounds.asking import QUESTION, QUESTIONS
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
@@ -226,7 +227,7 @@ class Node:
         effects = self._tell_channels(now_s, visits) + self._meetings.tell(now_s, visits)
         return effects + self.board.step(now_s, visits)
 
-    def _tell_channels(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
+    def _tell_channels(self, now_s: float, event: Joined | Left | Visits | Awaits) -> list[Effect]:
         return [effect for machine in self.channels.values() for effect in machine.step(now_s, event)]
 
     # -- Arrivals
@@ -247,6 +248,8 @@ class Node:
             for run in questions:
                 if run.peer in presence:
                     effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
+                    if run.key.stage in QUESTIONS:
+                        effects += self._tell_channels(now_s, Awaits(run.peer, run.key.channel))
             rest = [run for run in runs if run not in questions]
             return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if not all(run.peer in presence for run in runs):

@@ -292,7 +292,7 @@ def test_one_way_loss() -> None:
 
 
 def test_a_peer_that_never_answers_costs_one_deadline() -> None:
-    probe_s = 0.5
+    probe_s = 1.0  # the others have so long for a handshake, too
     with Crew(3, 60, probe_s=probe_s, absent=[2]) as crew:
         for peer, outcome in crew.average().items():
             assert outcome.expired

@@ -9,6 +9,7 @@ from statistics import fmean, median
 import numpy as np
 import pytest
 
+import ragtag
 from ragtag.core.seed import generator
 from ragtag.core.types import (
     Arm,
@@ -27,11 +28,13 @@ from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.far_rounds import JUMP_MAX
 from ragtag.protocols.node import Channel, Node
+from ragtag.protocols.publish.channel import published
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
+from ragtag.schedules import Asynchronous
 from tests.protocols.harness import TINY, World, vectors
 
 N, LAST, ODD = 4, 12, 10
@@ -332,3 +335,14 @@ def test_of_its_own_channel_and_of_rounds_that_are_over_nothing_is_asked() -> No
     node.step(0.0, Average(2, vectors(N, 2 * N)[0], 1.0))
     sent = [e.run for e in node.step(0.1, asks(1, 2, 0)) if isinstance(e, Send)]
     assert not any(run.key.stage in QUESTIONS for run in sent)
+
+
+@pytest.mark.parametrize(
+    "averager", [ragtag.Centre(Asynchronous()), ragtag.Moshpit(4), published([3])], ids=lambda a: a.name
+)
+def test_what_has_no_rounds_of_all_at_once_takes_no_notice_of_who_waits_elsewhere(averager: Averager) -> None:
+    node = Node(0, N, 1)
+    for channel, by in ((1, rps), (2, averager)):
+        node.configure(channel, Channel(by, TINY, 2 * N, probe_s=10.0, rtt_s=0.001))
+    sent = [e.run for e in node.step(0.1, asks(1, 1, 0)) if isinstance(e, Send)]
+    assert [(run.key.channel, run.key.stage) for run in sent] == [(1, HERE)]

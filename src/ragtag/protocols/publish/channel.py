@@ -53,6 +53,7 @@ from ragtag.core.types import (
     PEERS_MAX,
     Arm,
     Arrived,
+    Average,
     Bools,
     Bytes,
     Effect,
@@ -62,6 +63,7 @@ from ragtag.core.types import (
     Left,
     MessageKey,
     Noted,
+    Offer,
     PeerId,
     Publish,
     Run,
@@ -238,7 +240,9 @@ class Publisher:
             return self._joined(now_s, event.peer) if event.role.gives else []
         if isinstance(event, Left):
             return self._left(now_s, event.peer)
-        raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
+        if isinstance(event, Average | Offer):
+            raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
+        return []
 
     @property
     def _pages(self) -> range:

@@ -81,7 +81,6 @@ PROGRESS = "src/ragtag/protocols/rounds/progress.py"
 QUORUM = ("tests/protocols/test_quorum.py",)
 AT_ONCE = "src/ragtag/protocols/channel/at_once.py"
 OVERLAP = "src/ragtag/protocols/channel/overlap.py"
-ELSEWHERE = ("tests/protocols/test_asking.py", "-k", "elsewhere or own_channel")
 OVERLAPPED = ("tests/protocols/test_overlap.py",)
 AVERAGED = "src/ragtag/training/optimizer/averaged.py"
 UNHELD = ("tests/training/test_overlap.py", "-k", "quorum")
@@ -1140,34 +1139,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "return self._since >= delay and (not self.asked.averager.quorum or self._under_way.over)",
         "return self._since >= delay",
         UNHELD,
-    ),
-    Sabotage(
-        "asking: a peer that waits elsewhere is not asked",
-        "src/ragtag/protocols/node.py",
-        "effects += self._tell_channels(now_s, Awaits(run.peer, run.key.channel))",
-        "pass",
-        ELSEWHERE,
-    ),
-    Sabotage(
-        "asking: to say nothing there is silence",
-        PROGRESS,
-        "share for share in self.owed & self._asked if",
-        "share for share in self.owed if",
-        ELSEWHERE,
-    ),
-    Sabotage(
-        "asking: each that waits elsewhere lengthens the time for answers",
-        PROGRESS,
-        "        if now_s < self._answer_until_s:\n            return questions\n",
-        "",
-        ELSEWHERE,
-    ),
-    Sabotage(
-        "asking: a peer that waits here is asked, too",
-        AT_ONCE,
-        "if self.active is None or awaits.channel == self._number:",
-        "if self.active is None:",
-        ELSEWHERE,
     ),
     Sabotage(
         "following: others that have begun to average are not followed",

@@ -9,32 +9,17 @@ from statistics import fmean, median
 import numpy as np
 import pytest
 
-import ragtag
 from ragtag.core.seed import generator
-from ragtag.core.types import (
-    Arm,
-    Arrived,
-    Average,
-    Done,
-    Effect,
-    Expired,
-    Floats,
-    MessageKey,
-    Outcome,
-    Run,
-    Send,
-)
+from ragtag.core.types import Arrived, Average, Effect, Expired, Floats, MessageKey, Outcome, Run, Send
 from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.far_rounds import JUMP_MAX
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.publish.channel import published
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
-from ragtag.schedules import Asynchronous
 from tests.protocols.harness import TINY, World, vectors
 
 N, LAST, ODD = 4, 12, 10
@@ -288,61 +273,3 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
     assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)
-
-
-# -- Questions on another channel
-
-
-def asks(peer: int, channel: int, number: int) -> Arrived:
-    """A peer asks this one for a message of a round."""
-    return Arrived([replace(question(0, MessageKey(channel, number, SCATTER, 0)), peer=peer)])
-
-
-def test_a_peer_that_waits_elsewhere_is_asked_whether_it_comes_no_more() -> None:
-    """Peer 0 waits in channel 2 for all, and they wait for it in channel 1: they have ended this round."""
-    node, asked = Node(0, N, 1), dict[int, Run]()
-    for channel in (1, 2):
-        node.configure(channel, Channel(direct, TINY, 2 * N, probe_s=10.0, rtt_s=0.001))
-    node.step(0.0, Average(2, vectors(N, 2 * N)[0], 1.0))
-    timers: list[Arm] = []
-    for peer in (1, 2, 3):
-        effects = node.step(0.1, asks(peer, 1, 1))
-        sent = [effect.run for effect in effects if isinstance(effect, Send)]
-        questions = [run for run in sent if run.key.stage in QUESTIONS]
-        assert [(run.peer, run.key.channel) for run in questions] == [(peer, 2)]
-        asked[peer] = questions[0]
-        timers += [effect for effect in effects if isinstance(effect, Arm)]
-    (timer,) = timers
-    for peer in (1, 2):
-        never = blob_message(peer, asked[peer].key._replace(stage=NEVER), b"")
-        assert not any(isinstance(effect, Done) for effect in node.step(0.11, Arrived([never])))
-    node.step(timer.at_s, Expired(timer.timer))
-    rounds = node.channels[2]
-    assert isinstance(rounds, Rounds) and isinstance(machine := rounds.rounds[0], Stages)
-    assert {peer for peer, _, _ in machine.waiting.owed} == {3}
-    # peer 3 has not answered: that is no silence, and as it is the last, timers ask it from now on
-    (again,) = [e for e in node.step(timer.at_s + 0.1, asks(3, 1, 1)) if isinstance(e, Send)]
-    assert again.run.key.stage not in QUESTIONS
-
-
-def test_of_its_own_channel_and_of_rounds_that_are_over_nothing_is_asked() -> None:
-    node = Node(0, N, 1)
-    for channel in (1, 2):
-        node.configure(channel, Channel(rps, TINY, 2 * N, probe_s=10.0, rtt_s=0.001))
-    for channel in (1, 2):
-        sent = [e.run for e in node.step(0.0, asks(1, channel, 0)) if isinstance(e, Send)]
-        assert [run.key.stage in QUESTIONS for run in sent] == [False]
-    node.step(0.0, Average(2, vectors(N, 2 * N)[0], 1.0))
-    sent = [e.run for e in node.step(0.1, asks(1, 2, 0)) if isinstance(e, Send)]
-    assert not any(run.key.stage in QUESTIONS for run in sent)
-
-
-@pytest.mark.parametrize(
-    "averager", [ragtag.Centre(Asynchronous()), ragtag.Moshpit(4), published([3])], ids=lambda a: a.name
-)
-def test_what_has_no_rounds_of_all_at_once_takes_no_notice_of_who_waits_elsewhere(averager: Averager) -> None:
-    node = Node(0, N, 1)
-    for channel, by in ((1, rps), (2, averager)):
-        node.configure(channel, Channel(by, TINY, 2 * N, probe_s=10.0, rtt_s=0.001))
-    sent = [e.run for e in node.step(0.1, asks(1, 1, 0)) if isinstance(e, Send)]
-    assert [(run.key.channel, run.key.stage) for run in sent] == [(1, HERE)]

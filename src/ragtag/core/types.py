@@ -139,14 +139,6 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaits:
-    """A peer waits for this one in a round of a channel, and has asked for what it lacks."""
-
-    peer: PeerId
-    channel: int
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
     """A peer is gone for good."""
 
@@ -309,7 +301,6 @@ Event = (
     | Expired
     | Joined
     | Visits
-    | Awaits
     | Left
     | Average
     | Offer

@@ -12,7 +12,6 @@ from ragtag.core.types import (
     SEATS_MAX,
     Arrived,
     Average,
-    Awaits,
     Effect,
     Event,
     Expired,
@@ -37,7 +36,7 @@ from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, SHARES, Board
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import MEET, Meeting, Meetings
-from ragtag.protocols.rounds.asking import QUESTION, QUESTIONS
+from ragtag.protocols.rounds.asking import QUESTION
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
 
@@ -227,7 +226,7 @@ class Node:
         effects = self._tell_channels(now_s, visits) + self._meetings.tell(now_s, visits)
         return effects + self.board.step(now_s, visits)
 
-    def _tell_channels(self, now_s: float, event: Joined | Left | Visits | Awaits) -> list[Effect]:
+    def _tell_channels(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
         return [effect for machine in self.channels.values() for effect in machine.step(now_s, event)]
 
     # -- Arrivals
@@ -248,8 +247,6 @@ class Node:
             for run in questions:
                 if run.peer in presence:
                     effects += self.channels[run.key.channel].step(now_s, Arrived([run]))
-                    if run.key.stage in QUESTIONS:
-                        effects += self._tell_channels(now_s, Awaits(run.peer, run.key.channel))
             rest = [run for run in runs if run not in questions]
             return effects + (self._arrived(now_s, Arrived(rest)) if rest else [])
         if not all(run.peer in presence for run in runs):

@@ -18,7 +18,6 @@ from ragtag.core.types import (
     Arrived,
     Assisted,
     Average,
-    Awaits,
     Begin,
     Bytes,
     Done,
@@ -170,8 +169,6 @@ class Rounds:
             self._rare.pop(event.peer, None)
         if isinstance(event, Left | Visits):
             self._recut(self._crew.growth)
-        if isinstance(event, Awaits):
-            return self._wonder(now_s, event)
         if isinstance(event, Left):
             under_way = [] if self.active is None else [self.active]
             return [
@@ -551,12 +548,6 @@ class Rounds:
         if number - 1 != self.active or self._behind:
             return self._see_ahead(now_s, number, [peer])
         return self._settle(self.rounds[self.active].asked_from_next(now_s, peer))
-
-    def _wonder(self, now_s: float, awaits: Awaits) -> list[Effect]:
-        """A peer waits for this one on another channel: it may come no more to the round under way here."""
-        if self.active is None or awaits.channel == self._number:
-            return []
-        return self.rounds[self.active].wonder(now_s, awaits.peer)
 
     def _deliver_alike(self, now_s: float, number: int, event: Arrived) -> list[Effect]:
         """Runs of one round, whose senders cut the vector as this peer does."""

@@ -53,7 +53,6 @@ from ragtag.core.types import (
     PEERS_MAX,
     Arm,
     Arrived,
-    Average,
     Bools,
     Bytes,
     Effect,
@@ -63,7 +62,6 @@ from ragtag.core.types import (
     Left,
     MessageKey,
     Noted,
-    Offer,
     PeerId,
     Publish,
     Run,
@@ -240,9 +238,7 @@ class Publisher:
             return self._joined(now_s, event.peer) if event.role.gives else []
         if isinstance(event, Left):
             return self._left(now_s, event.peer)
-        if isinstance(event, Average | Offer):
-            raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
-        return []
+        raise ValueError(f"channel {self._number} publishes named tensors; nothing is averaged on it")
 
     @property
     def _pages(self) -> range:

@@ -152,10 +152,6 @@ class Ring:
         """Nothing happens, as in ``passed``."""
         return []
 
-    def wonder(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Nothing happens, as in ``passed``."""
-        return []
-
     def goes_elsewhere(self, question: Run) -> bool:
         """No block does: peers agree on the ring, or it does not turn."""
         return False

@@ -225,10 +225,6 @@ class Round(Protocol):
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         ...
 
-    def wonder(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer waits for this one in a round of another channel: ask it whether it comes to this one."""
-        ...
-
     def goes_elsewhere(self, question: Run) -> bool:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         ...

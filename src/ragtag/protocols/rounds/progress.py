@@ -124,8 +124,6 @@ class Waiting:
         self._told: dict[PeerId, int] = {}
         """The contributors to an owner's average, a bit each, by the owner."""
         self._few = 0
-        self._asked: set[Share] = set()
-        self._answer_until_s = -math.inf
         self._grace_s = 0.0
         self._began_s = self._enough_s = math.inf
 
@@ -292,7 +290,6 @@ class Waiting:
         """A stage begins: few shares are half of those waited for now, or as many as one peer owes."""
         each = Counter(peer for peer, _, _ in self.owed)
         self._few = max(len(self.owed) // 2, *each.values())
-        self._answer_until_s = -math.inf
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
@@ -335,7 +332,7 @@ class Waiting:
         """``SILENT``, ``NEVER``: the time for answers is over. ``False``: ``name`` is another timer."""
         if name != _TIMERS[self.stage][1]:
             return False
-        silent = {share for share in self.owed & self._asked if share[0] not in self.answered}
+        silent = {share for share in self.owed if share[0] not in self.answered}
         never = self.never - silent
         for peer in _peers(silent):
             if self._spec.patience is not None:
@@ -347,25 +344,7 @@ class Waiting:
 
     def ask_again(self, now_s: float) -> list[Effect]:
         """Peers that answered, and still owe a share, are asked once more after as long."""
-        return self.look_around(now_s) if self._few else self._arm(now_s, 0, self._usual_s)
-
-    def wonder(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer that owes a share waits for this one in another channel's round: ask if it comes no more.
-
-        Else each waits for the other, up to a deadline. A peer that has ended this round says so. It is no
-        silence if it says nothing, and where timers ask they do so without this.
-        """
-        owed = sorted(self._owed_by(peer))
-        if not owed or not self._few:
-            return []
-        until_s = now_s + self._answer_s
-        questions: list[Effect] = [
-            Send(question(peer, self._spec.key(stage, block)), until_s) for _, stage, block in owed
-        ]
-        if now_s < self._answer_until_s:
-            return questions
-        self._answer_until_s = until_s
-        return questions + self._arm(now_s, 1, self._answer_s)
+        return self._arm(now_s, 0, self._usual_s)
 
     @property
     def _usual_s(self) -> float:
@@ -383,7 +362,6 @@ class Waiting:
     def _ask(self, until_s: float) -> list[Effect]:
         self.answered -= _peers(self.owed)
         self.never.clear()
-        self._asked = set(self.owed)
         asked = sorted(self.owed)
         return [Send(question(peer, self._spec.key(stage, block)), until_s) for peer, stage, block in asked]
 

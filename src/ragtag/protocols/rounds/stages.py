@@ -144,10 +144,6 @@ class Stages:
         self.waiting.passed(peer)
         return self.waiting.look_around(now_s) if self.waiting.owed else self._advance(now_s)
 
-    def wonder(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer waits for this one in a round of another channel: ask it whether it comes to this one."""
-        return self.waiting.wonder(now_s, peer)
-
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         return self._advance(now_s) if self.waiting.asked_from_next(peer) else []

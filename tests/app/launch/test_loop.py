@@ -281,7 +281,7 @@ def test_a_peer_that_a_fault_kills_is_started_again_too_and_may_finish(script: P
 
 
 def test_a_peer_that_is_lost_before_it_joined_takes_its_first_place_again(script: Path) -> None:
-    text = AGAIN + "if life == 1: os.kill(os.getpid(), 9)\naverage()"
+    text = AGAIN + "if life == 1: os.kill(os.getpid(), 9)\naverage()\nwait_for(1 - me, 2)"  # else it is over
     result, events = run(script, text, 2, restarts=2)
     assert lines(events, 0) == lines(events, 1) == ["founder None"] * 2
     assert (result.restarts, result.finished) == (2, (0, 1))

@@ -349,7 +349,7 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
             budgets.begin(number, now_s, False, None, ())
             budgets.learn(replace(done, round=number), (), (done.scatter_s, done.gather_s))
         budgets.late(now_s + late_s, len(computed_s) - 1)
-        return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ())[0]
+        return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ()).scatter_s
 
     ones = np.ones(6, np.float32)
     done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
@@ -365,7 +365,7 @@ def test_peers_that_wait_for_each_other_teach_no_more_than_peers_of_one_round_ar
     ones = np.ones(6, np.float32)
     done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
     for number in range(40):
-        deadline_s, _ = budgets.begin(number, now_s, False, None, ())
+        deadline_s = budgets.begin(number, now_s, False, None, ()).scatter_s
         took_s = deadline_s if number % 2 else usual_s
         outcome = replace(done, round=number, waited_for=(1,), scatter_s=took_s)
         budgets.learn(outcome, (), (took_s, took_s))

@@ -234,8 +234,8 @@ class Begin:
     usual_s: how long the second stage takes usually. After that, or ``gather_s`` where it is shorter, peers
         that are missing are asked whether they are there.
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
-    cycle_s: how long ago this peer began the round before (infinite: there was none).
-    free: whether this peer's trainer goes on until the deadline, so that no wait until then costs anything.
+    cycle_s: what a wait past a quorum is weighed against: how long ago this peer began the round before.
+        Infinite: no wait until the deadline costs anything.
     """
 
     values: Floats
@@ -249,7 +249,6 @@ class Begin:
     usual_s: float = math.inf
     answer_s: float = 0.0
     cycle_s: float = math.inf
-    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

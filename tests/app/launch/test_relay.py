@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ragtag.app.launch import launch
 from ragtag.app.launch.events import Event, Printed, Remark
 from ragtag.app.launch.process import PeerProcess, Stream
-from ragtag.app.launch.relay import HOLD_BYTES, HeldDatagram, Relay
+from ragtag.app.launch.relay import HOLD_BYTES, HeldOutput, Relay
 from ragtag.app.tracefile import read_run
 from ragtag.core import trace
 from tests.app.processes import PATIENCE_S, Command, Place, until
@@ -31,7 +31,7 @@ GAP_S = 20.0
     st.lists(st.binary(min_size=1, max_size=200).map(lambda b: b.replace(b"x", b"\n"))), st.integers(1, 300)
 )
 def test_what_is_held_is_the_newest_and_what_was_dropped_is_counted(pieces: list[bytes], limit: int) -> None:
-    held = HeldDatagram()
+    held = HeldOutput()
     for piece in pieces:
         held.add(piece, limit)
         assert held.size == sum(map(len, held.pieces))
@@ -45,7 +45,7 @@ def test_what_is_held_is_the_newest_and_what_was_dropped_is_counted(pieces: list
 
 
 def test_a_gap_ends_with_a_line() -> None:
-    held = HeldDatagram()
+    held = HeldOutput()
     for n in range(100_000):
         held.add(b"line %06d\n" % n, 500_000)
     assert held.dropped_bytes == 12 * held.dropped_lines

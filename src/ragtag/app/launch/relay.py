@@ -35,7 +35,7 @@ _DATA, _GAP, _END = 0, 1, 2
 
 
 @dataclass(slots=True)
-class HeldDatagram:
+class HeldOutput:
     """Output that nobody has taken yet, with what was dropped before it."""
 
     pieces: deque[bytearray] = field(default_factory=deque)
@@ -213,7 +213,7 @@ class _Relaying:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, tuple[int, HeldDatagram]] = {}
+        self._streams: dict[int, tuple[int, HeldOutput]] = {}
         self._ended: deque[int] = deque()
         self._out = bytearray()
         self._watched = selectors.EVENT_READ
@@ -244,7 +244,7 @@ class _Relaying:
         what, stream = _ORDER.unpack(data)
         if what == _WATCH and fds:
             os.set_blocking(fds[0], False)
-            self._streams[stream] = fds[0], HeldDatagram()
+            self._streams[stream] = fds[0], HeldOutput()
             self._selector.register(fds[0], selectors.EVENT_READ, stream)
         elif what == _FINISH and stream in self._streams:
             for _ in range(_READS_MAX):

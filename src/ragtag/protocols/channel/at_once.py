@@ -6,7 +6,6 @@ behind or new. What happens in one round is a machine of its own (``base.Round``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -277,8 +276,7 @@ class Rounds:
         if self._serves and new:
             self.budgets.others_computed(now_s)
         first = new and ask.due <= 0
-        free_s = max(0.0, ask.overlap_s - self.budgets.usual_s)  # averages have to come back by then
-        scatter_s, gather_s = self.budgets.begin(
+        times = self.budgets.begin(
             number,
             now_s,
             first,
@@ -287,8 +285,9 @@ class Rounds:
             self._crew.trip_s,
             self._line_s,
             self._owns,
-            free_s,
+            ask.overlap_s,
         )
+        scatter_s, gather_s = times.scatter_s, times.gather_s
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
         self.active = number
@@ -305,13 +304,10 @@ class Rounds:
         waiting = self._waiting - ask.aside
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
-        left_s = math.inf if ask.deadline_s is None else ask.deadline_s - scatter_s - gather_s
         if self.budgets.computed_s > 0:
             self._crew.computed_s[self._number] = self.budgets.computed_s
         step_s = 0.0 if self._alone else self._crew.step_s  # those that did not come in one may be dead
-        grace_s = min((scatter_s or gather_s) + step_s, max(0.0, left_s))
-        if self._channel.averager.quorum and free_s > 0:
-            grace_s = 0.0  # fewer are no average, and the next one is due
+        grace_s = min((scatter_s or gather_s) + step_s, times.left_s)
         answer_s = ANSWER * max((self._crew.rtt_s.get(peer, 0.0) for peer in waiting), default=0.0)
         answer_s = self.patience.factor * (answer_s or ANSWER * self._channel.rtt_s)
         if machine.spec.shares:  # an answer waits behind its peer's copies, which take longer than averages
@@ -329,8 +325,7 @@ class Rounds:
             grace_s=grace_s,
             usual_s=self.budgets.usual_s,
             answer_s=answer_s,
-            cycle_s=self.budgets.cycle_s,
-            free=free_s > 0,
+            cycle_s=times.cycle_s,
         )
         for peer in sorted(recut):
             effects += machine.apart(now_s, peer)

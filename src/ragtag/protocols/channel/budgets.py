@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from statistics import median_low
 
 from ragtag.core.deadline import Deadline
@@ -27,6 +28,21 @@ APART_WINDOW = 8
 _BEGINS_KEPT = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long one round may take.
+
+    scatter_s, gather_s: its two stages, at most.
+    left_s: by how much more the first may be exceeded where most have not come.
+    cycle_s: see ``Begin``.
+    """
+
+    scatter_s: float
+    gather_s: float
+    left_s: float = math.inf
+    cycle_s: float = math.inf
+
+
 class Budgets:
     """The deadlines of a channel on one peer. ready_s: when others may have begun to compute for round 0."""
 
@@ -39,8 +55,6 @@ class Budgets:
         self._begins: deque[tuple[int, float]] = deque(maxlen=_BEGINS_KEPT)
         self._late_s: dict[int, float] = {}
         self._ended_s: float | None = None
-        self.cycle_s = math.inf
-        """How long before the newest round the one before it began."""
         self._computed_s: deque[float] = deque(maxlen=APART_WINDOW)
 
     def next_s(
@@ -76,25 +90,31 @@ class Budgets:
         trip_s: float = 0.0,
         line_s: float = 0.0,
         owns: bool = True,
-        free_s: float = 0.0,
-    ) -> tuple[float, float]:
-        """A round begins: how long it may scatter, and gather.
+        overlap_s: float = 0.0,
+    ) -> Times:
+        """A round begins: how long it may take.
 
         owns: others owe this peer shares. A client sees none come. It measures when averages come, from its
             round's beginning, and what it measures has the others' first stage in it.
         first: it is the peer's first round. The peer knows how long it computed itself, and others may need
             as long again.
         deadline_s: bounds both stages together.
-        free_s: how long it may scatter at no cost, as its trainer goes on meanwhile.
+        overlap_s: for how long its trainer goes on meanwhile. It may scatter at no cost for as long, less
+            what averages take to come back.
+
+        With a quorum an average is *due* then: peers are on clocks of their own, so what this one learned
+        tells nothing. Where fewer are there by then, waiting on makes no average and delays the next.
         """
+        free_s = max(0.0, overlap_s - self.usual_s)
+        due = free_s > 0 and bool(self._channel.averager.quorum)
         if self._ended_s is not None:
             self._computed_s.append(max(0.0, now_s - self._ended_s))
         for late_s in self._late_s.values():
             self.scatter.late(min(late_s, self._most_s(self.scatter)), self._apart_s())
         self._late_s.clear()
         scatter_s, gather_s = self.next_s(rtts_s, trip_s, line_s)
-        if free_s > 0:  # with a quorum peers are on clocks of their own, and what one learned tells nothing
-            scatter_s = max(free_s, self.scatter.floor_s if self._channel.averager.quorum else scatter_s)
+        if free_s > 0:
+            scatter_s = max(free_s, self.scatter.floor_s if due else scatter_s)
         if not owns:
             scatter_s = 0.0
         if first:
@@ -102,13 +122,16 @@ class Budgets:
         if deadline_s is not None:
             scatter_s = min(scatter_s, deadline_s / 2)
             gather_s = min(gather_s, deadline_s - scatter_s)
-        self.cycle_s = now_s - max(self._begun_s.values(), default=-math.inf)
+        left_s = math.inf if deadline_s is None else max(0.0, deadline_s - scatter_s - gather_s)
+        cycle_s = now_s - max(self._begun_s.values(), default=-math.inf)
         for old in list(self._begun_s)[:-1]:
             del self._begun_s[old]
         self._begun_s[number] = now_s
         self._begins.append((number, now_s))
         self._now_s = scatter_s, gather_s
-        return self._now_s
+        if due:
+            return Times(scatter_s, gather_s, left_s=0.0)
+        return Times(scatter_s, gather_s, left_s, cycle_s)
 
     def others_computed(self, now_s: float) -> None:
         """At an auxiliary, whose first round begins: the first peer that gives has computed since it could.

@@ -24,7 +24,7 @@ by that.
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
 before began: (k + 1) / (T + w) > k / T. So long is the grace, counted anew from each share that comes. Where
-the trainer goes on until the deadline (``Begin.free``), no wait costs anything, and there is no grace.
+the trainer goes on until the deadline T is infinite: no wait costs anything, and there is no grace.
 
 A peer that cuts the vector by other shares (``Waiting.apart``) owes nothing that could be taken. That is
 ``NEVER``, for the whole round.
@@ -202,7 +202,7 @@ class Waiting:
 
     def enough(self, now_s: float) -> list[Effect]:
         """A share came: where a quorum is there, wait for one more while that pays."""
-        if not self._spec.quorum or self.stage != SCATTERING or not self.owed or self.begun.free:
+        if not self._spec.quorum or self.stage != SCATTERING or not self.owed:
             return []
         there = self._there()
         if there < self._spec.quorum:

@@ -1134,6 +1134,25 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_overlap.py", "-k", "average_is_due"),
     ),
     Sabotage(
+        "overlap: a simulated trainer that looks whether a round is over asks for nothing",
+        "src/ragtag/simulation/transport.py",
+        """        self._overlap.asked(self._crew.world.now_s)
+        return self._crew.is_over(self._me, self._channel)""",
+        "        return self._crew.is_over(self._me, self._channel)",
+        UNHELD,
+    ),
+    Sabotage(
+        "following: in groups, too, where nobody sees the others' rounds",
+        "src/ragtag/training/exchange/combine.py",
+        """        FOLLOWING,
+        GROUPS,
+        "in""",
+        """        FOLLOWING,
+        CENTRE,
+        "in""",
+        ("tests/training/test_combine.py",),
+    ),
+    Sabotage(
         "quorum: steps wait for the average that is due",
         AVERAGED,
         "return self._since >= delay and (not self.asked.averager.quorum or self._under_way.over)",

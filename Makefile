@@ -29,6 +29,7 @@ lint: $(STAMP) ## format, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks tools
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house.py --check > /dev/null
 

@@ -188,6 +188,7 @@ class Run:
                 os.killpg(peer.process.pid, signal.SIGKILL)
                 peer.process.wait()
         for spare in self.spares:
+            assert spare.process.stdin is not None
             spare.process.stdin.close()
             os.killpg(spare.process.pid, signal.SIGKILL)
             spare.process.wait()

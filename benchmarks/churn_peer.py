@@ -18,6 +18,7 @@ import ragtag
 import ragtag.app.join  # (`ragtag.join` imports it at first use: 180 modules, before the first message)
 from ragtag.app.demo.task import evaluate, load_digits
 from ragtag.app.invitation.token import kept_token
+from ragtag.core.types import Outcome
 
 
 def model_of(parameters: int) -> nn.Module:
@@ -65,7 +66,7 @@ def main() -> None:
     method = ragtag.Moshpit(group=4) if averager == "moshpit" else ragtag.RPS()
     steps, outcomes = 0, 0
 
-    def took(outcome: object) -> None:
+    def took(outcome: Outcome) -> None:
         nonlocal outcomes
         outcomes += 1
         others = int((outcome.averaged).sum())

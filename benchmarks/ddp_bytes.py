@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 LO = Path("/proc/net/dev")
 WAYS = ("all-reduce", "sparse 1%", "sparse 0.1%", "average", "average bf16", "average int8")
@@ -40,7 +41,7 @@ def worker(way: str, parameters: int, steps: int) -> None:
     with contextlib.ExitStack() as stack:
         if way.startswith("average"):
             crew = stack.enter_context(ragtag.join())
-            codec = way.partition(" ")[2] or "fp32"
+            codec: Any = way.partition(" ")[2] or "fp32"
             state = ragtag.hooks.CrewState(crew, module, codec=codec)
             ddp = ragtag.hooks.ddp(module, state)
             rank = crew.rank

@@ -41,7 +41,7 @@ from torch.nn.functional import cross_entropy
 import ragtag
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.seed import generator
-from ragtag.core.types import Begin, Bytes, Outcome, PeerId
+from ragtag.core.types import Bytes, Outcome, PeerId
 from ragtag.protocols.channel.averager import guarded
 from ragtag.protocols.rounds.reduce import Values
 from ragtag.protocols.rounds.robust import RobustMean
@@ -123,8 +123,8 @@ def lying_owners() -> Iterator[None]:
     """Liars tell -5 times the average of the blocks that they own, and take it themselves."""
     honest = Values._average
 
-    def lies(self: Values, block: int, begin: Begin) -> tuple[Bytes, list[PeerId]]:
-        payload, overflown = honest(self, block, begin)
+    def lies(self: Values, block: int) -> tuple[Bytes, list[PeerId]]:
+        payload, overflown = honest(self, block)
         if self.spec.me not in LIARS:
             return payload, overflown
         mean = self._mean[self.spec.layout.spans[block]]

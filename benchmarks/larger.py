@@ -171,7 +171,7 @@ def train(arguments: argparse.Namespace) -> None:
         step = DistributedDataParallel(work.model)
     else:
         crew = ragtag.join()
-        every = {"every": EVERY} if way == "models" else {}
+        every: dict[str, Any] = {"every": EVERY} if way == "models" else {}
         optimizer = crew.optimizer(optimizer, averager="rps", model=work.model, average=way, **every)
     losses, ends = list[float](), list[float]()
     until_s, began_bytes, over = 0.0, 0, False

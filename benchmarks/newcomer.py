@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
@@ -47,7 +48,7 @@ def newcomer(peers: int, seed: int, faults: Faults, late: bool) -> dict[str, flo
 
 def faults_of(case: str, peers: int, seed: int, calm: dict[str, float]) -> Faults:
     """What goes wrong in a case: nothing, loss, or a peer that stops in a phase."""
-    line = {"latency_s": LATENCY_S, "jitter_s": JITTER_S}
+    line: dict[str, Any] = {"latency_s": LATENCY_S, "jitter_s": JITTER_S}
     if case == "undisturbed":
         return Faults(**line)
     if case.endswith("% lost"):

@@ -87,10 +87,10 @@ def main() -> int:
     )
     worst = max(value for found in off.values() for how, value in found.items() if how != "dcor")
     both = times["forward and backward"]
-    goals = [
-        ["relative distance to dcor, the worst", worst, "<=", WITHIN],
-        ["forward and backward / (X X^T and Z Z^T)", both / times["X X^T and Z Z^T"], "<=", TIMES],
-        ["forward and backward / X^T Z", both / times["X^T Z"], "<=", TIMES],
+    goals: list[tuple[str, float, str, float]] = [
+        ("relative distance to dcor, the worst", worst, "<=", WITHIN),
+        ("forward and backward / (X X^T and Z Z^T)", both / times["X X^T and Z Z^T"], "<=", TIMES),
+        ("forward and backward / X^T Z", both / times["X^T Z"], "<=", TIMES),
     ]
     record = {
         **made,

@@ -112,7 +112,9 @@ class Trainer:
 
     def block(self, kinds: tuple[str, ...], steps: int) -> dict[str, Block]:
         """Time ``steps`` steps of each kind; where there are several, they take turns step by step."""
-        optimizers = [self._wrapped if kind == "crew" else self._plain for kind in kinds]
+        optimizers: list[torch.optim.Optimizer] = [
+            self._wrapped if kind == "crew" else self._plain for kind in kinds
+        ]
         self._train([self._plain], WARM_STEPS)  # caches are warm, and the crew's schedule counts none of it
         self._outcomes.clear()
         driver_s, cpu_s = self._driver_cpu_s(), time.process_time()

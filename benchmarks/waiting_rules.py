@@ -358,7 +358,9 @@ def red(tests: list[str]) -> list[str]:
     return sorted(found.names)
 
 
-def measure(name: str, seeds: list[int], tests: list[str]) -> tuple[dict[str, Any], list[str]]:
+def measure(
+    name: str, seeds: list[int], tests: list[str]
+) -> tuple[dict[tuple[str, int], tuple[str, float, float]], list[str]]:
     """The storms by method and seed, and the red tests, without a rule; ``""``: with all of them."""
     with RULES[name].left_out() if name else nullcontext():
         storms = {(method, seed): storm(method, seed) for method in METHODS for seed in seeds}

@@ -1085,8 +1085,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "overlap: past a quorum a wait costs from the first",
         "src/ragtag/protocols/channel/budgets.py",
-        "return Times(scatter_s, gather_s, left_s=0.0)",
-        "return Times(scatter_s, gather_s, left_s=0.0, cycle_s=cycle_s)",
+        "return StageTimes(scatter_s, gather_s, left_s=0.0)",
+        "return StageTimes(scatter_s, gather_s, left_s=0.0, cycle_s=cycle_s)",
         (*QUORUM, "-k", "costs_nothing"),
     ),
     Sabotage(
@@ -1183,8 +1183,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "quorum: fewer wait once more for an average that is due",
         "src/ragtag/protocols/channel/budgets.py",
-        "return Times(scatter_s, gather_s, left_s=0.0)",
-        "return Times(scatter_s, gather_s, left_s)",
+        "return StageTimes(scatter_s, gather_s, left_s=0.0)",
+        "return StageTimes(scatter_s, gather_s, left_s)",
         (*QUORUM, "-k", "is_due"),
     ),
     Sabotage(

@@ -29,7 +29,7 @@ _BEGINS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StageTimes:
     """How long one round may take.
 
     scatter_s, gather_s: its two stages, at most.
@@ -91,7 +91,7 @@ class Budgets:
         line_s: float = 0.0,
         owns: bool = True,
         overlap_s: float = 0.0,
-    ) -> Times:
+    ) -> StageTimes:
         """A round begins: how long it may take.
 
         owns: others owe this peer shares. A client sees none come. It measures when averages come, from its
@@ -130,8 +130,8 @@ class Budgets:
         self._begins.append((number, now_s))
         self._now_s = scatter_s, gather_s
         if due:
-            return Times(scatter_s, gather_s, left_s=0.0)
-        return Times(scatter_s, gather_s, left_s, cycle_s)
+            return StageTimes(scatter_s, gather_s, left_s=0.0)
+        return StageTimes(scatter_s, gather_s, left_s, cycle_s)
 
     def others_computed(self, now_s: float) -> None:
         """At an auxiliary, whose first round begins: the first peer that gives has computed since it could.

@@ -2383,6 +2383,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_layout.py",),
     ),
     Sabotage(
+        "rounds: one owner that has ended a round is enough to leave it out",
+        "src/ragtag/protocols/rounds/stages.py",
+        "return bool(self.tellers) and 2 * len(self.tellers) >= len(self.content.owners())",
+        "return bool(self.tellers)",
+        ("tests/protocols/test_node.py", "-k", "half_of_the_owners"),
+    ),
+    Sabotage(
         "rounds: a peer may begin any number of rounds too late",
         "src/ragtag/protocols/channel/at_once.py",
         "behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX",

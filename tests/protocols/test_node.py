@@ -516,6 +516,13 @@ def reduced(source: int, number: int, heard: int) -> Arrived:
     return Arrived((run,))
 
 
+def average_of(source: int, number: int) -> Arrived:
+    """What a peer of eight made of one of eight blocks in a round."""
+    payload, rolls = TINY.encode(vectors(8, 1)[source]), np.array([1 << source], np.uint64)
+    key = MessageKey(0, number, GATHER, source)
+    return Arrived((Run(source, key, 0, 1, payload, np.ones(1, np.float32), rolls, None, True),))
+
+
 def owner_of_all() -> Node:
     """Peer 0 of 3 in its first round; it owns the only block, and hears nothing of the others."""
     node = Node(0, 3, 1)
@@ -565,6 +572,23 @@ def test_who_is_behind_begins_the_round_after_the_one_that_is_over_unless_it_onl
     node.step(0.3, Average(0, vectors(3, 1)[0], weight))
     ended = [e for peer in (1, 2) for e in node.step(0.4, reduced(peer, 9, 0b110))]
     assert [outcome.round for outcome in outcomes_of(ended)] == [number]
+
+
+@pytest.mark.parametrize(("tell", "number"), [(1, 3), (3, 3), (4, 4), (7, 4)])
+def test_a_round_is_left_out_only_where_half_of_the_owners_have_ended_it(tell: int, number: int) -> None:
+    """One that is ahead of all others ends rounds alone. Those that took them for over left them out: half of
+    64 peers came a round apart from the other half.
+    """
+    node = Node(0, 8, 1)
+    node.configure(0, Channel(direct, TINY, 8, probe_s=100.0, rtt_s=0.01))
+    node.step(0.0, Average(0, vectors(8, 8)[0], 1.0))
+    for peer in range(1, 8):
+        node.step(0.1, average_of(peer, 2))  # they are two rounds ahead
+    for peer in range(1, 1 + tell):
+        node.step(0.2, average_of(peer, 3))
+    node.step(0.3, Average(0, vectors(8, 8)[0], 1.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == number
 
 
 def test_who_begins_too_late_again_and_again_leaves_a_round_out() -> None:

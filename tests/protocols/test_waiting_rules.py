@@ -20,7 +20,7 @@ STORMS = {
     "round trips": ("rps", 0),
     "patience": ("rps", 0),
     "never": ("rps+repair", 0),
-    "outrun": ("rps+repair", 7),
+    "outrun": ("rps+repair", 23),
     "enough": ("rps, quorum 2", 0),
     "silent": ("rps", 0),
     "gone": ("rps", 1),

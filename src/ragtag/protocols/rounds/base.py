@@ -206,12 +206,17 @@ class Lesson:
 class Round(Protocol):
     """A machine for one round. Its channel routes events to it, and messages of its own growth only.
 
-    told: an owner has sent its average of a block already, so what it is sent now comes too late.
+    told: owners have sent their averages already, half of the others or more: what they are sent now comes
+        too late.
     """
 
     spec: Spec
     outcome: Outcome | None
-    told: bool
+
+    @property
+    def told(self) -> bool:
+        """See above."""
+        ...
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event; ``Done`` comes once."""

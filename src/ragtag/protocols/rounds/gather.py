@@ -153,7 +153,7 @@ class Rows:
                 return None, []
             table = self._scattered
         elif stage == GATHER:
-            stages.told = True
+            stages.tellers.add(run.peer)
             table, most = self._gathered, most * len(self.spec.owners)
         else:
             return None, []

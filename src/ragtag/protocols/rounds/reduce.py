@@ -146,7 +146,7 @@ class Values:
             return incoming, self._accumulate(run, incoming, at)
         if stage != GATHER:
             return None, []
-        stages.told = True
+        stages.tellers.add(run.peer)
         owner = self.spec.owners[block]
         if owner == self.spec.me:
             return None, stages.owns_it_too(now_s, run.peer, block)

@@ -97,6 +97,7 @@ class Content(Protocol):
 class Stages:
     """One round on one peer. Runs may come before ``Begin``, from faster peers.
 
+    tellers: the peers that have sent averages.
     repair: asks again for what is missing while time remains.
     repair_after: for so many times as long as a round may take, it does so after the round's end, too.
     """
@@ -106,12 +107,20 @@ class Stages:
     ) -> None:
         self.spec, self.content = spec, content
         self.outcome: Outcome | None = None
-        self.told = False
+        self.tellers = set[PeerId]()
         self.waiting = Waiting(spec)
         self._repair, self._repair_after, self._repair_after_until_s = repair, repair_after, 0.0
         self._started_s = self._reduced_s = 0.0
 
     # -- What a channel asks
+
+    @property
+    def told(self) -> bool:
+        """Whether half of the other owners, or more, have sent their averages.
+
+        One that is ahead of all others sends its own, too, and they are not late for that.
+        """
+        return bool(self.tellers) and 2 * len(self.tellers) >= len(self.content.owners())
 
     def lesson(self) -> Lesson:
         """See ``Lesson``. All peers owe an owner their shares; owners alone owe the other peers."""

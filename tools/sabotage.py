@@ -2383,6 +2383,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_layout.py",),
     ),
     Sabotage(
+        "recipes: a NaN among seeds is no error",
+        "src/ragtag/recipes/base.py",
+        "return max(found) if found and not any(map(math.isnan, found)) else math.nan",
+        "return max((x for x in found if x == x), default=0.0)",
+        ("tests/recipes/test_base.py",),
+    ),
+    Sabotage(
+        "reproduce kfac: crews that never come to the target are as quick as one another",
+        "src/ragtag/recipes/kfac/recipe.py",
+        "run.reached if run.reached <= plan.fewer else math.inf for run in runs",
+        "run.reached for run in runs",
+        ("tests/recipes/test_kfac.py", "-k", "never_come"),
+    ),
+    Sabotage(
+        "reproduce topk: what is lost is cleared with tickets, and comes back without",
+        "src/ragtag/recipes/topk/training.py",
+        "heard if setup.tickets else np.ones_like(heard)",
+        "np.ones_like(heard) if setup.tickets else heard",
+        ("tests/recipes/test_topk.py", "-k", "tickets_only"),
+    ),
+    Sabotage(
         "rounds: one owner that has ended a round is enough to leave it out",
         "src/ragtag/protocols/rounds/stages.py",
         "return bool(self.tellers) and 2 * len(self.tellers) >= len(self.content.owners())",

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ragtag.recipes import RECIPES
-from ragtag.recipes.base import Figure, Report, Table, number, row
+from ragtag.recipes.base import Figure, Report, Table, number, row, worst
 
 
 def _report() -> Report:
@@ -112,3 +112,9 @@ def test_every_recipe_can_be_imported_and_run() -> None:
 
     for module in RECIPES.values():
         assert callable(importlib.import_module(module).reproduce)
+
+
+def test_the_worst_of_values_is_nan_where_one_is_or_there_are_none() -> None:
+    assert worst([0.1, 0.3, 0.2]) == 0.3
+    for found in ([0.1, math.nan], [math.nan, 0.1], []):
+        assert not row("errors", worst(found), 1.0, 0.0, "here", relation="<=").ok

@@ -62,15 +62,18 @@ def results(**kfac: float) -> Results:
     trained = {(m, s): [ended(m, s, 0.97 if s == 100 else 0.93)] * 2 for m in TUNED for s in (100, 60)}
     trained[KFAC_NAME, 60] = [ended(KFAC_NAME, 60, kfac.get("accuracy", 0.97))] * 2
     crews = {
-        CALM: [ended(KFAC_NAME, 60, 0.97, reached=30, longest=1.1)] * 2,
+        CALM: [
+            ended(KFAC_NAME, 60, kfac.get("calm", 0.97), reached=kfac.get("calm_reached", 30), longest=1.1)
+        ]
+        * 2,
         KILL_AND_FREEZE: [
             ended(KFAC_NAME, 60, 0.97, reached=kfac.get("reached", 32), longest=kfac.get("longest", 1.4))
         ]
         * 2,
     }
-    placed = {p: [ended(KFAC_NAME, 12, 0.5, values=[1.0, 2.0], bytes_sent=2.0)] * 2 for p in PLACEMENTS}
-    placed["communication"] = [replace(placed["communication"][0], bytes_sent=1.0)] * 2
-    placed["memory"] = [replace(placed["memory"][0], values=[1.0, 2.0 + kfac.get("apart", 0.0)])] * 2
+    placed = {p: [ended(KFAC_NAME, 12, 0.5, values=[1.0, 2.0], bytes_sent=5.1e6)] * 2 for p in PLACEMENTS}
+    memory = {"values": [1.0, 2.0 + kfac.get("apart", 0.0)], "bytes_sent": kfac.get("sent", 5.52e6)}
+    placed["memory"] = [replace(placed["memory"][0], **memory)] * 2
     kink = [replace(placed["memory"][0], values=[1.0, 2.0 + by]) for by in (1e-7, 1e-3)]
     nudged = {1: kink, 2: [replace(kink[0], values=[1.0, 2.0 - 2e-7])] * 2}
     return Results([], dict(TUNED), trained, crews, placed, nudged)
@@ -95,7 +98,16 @@ def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
     assert failed(rows(PLAN, results(apart=5e-7))) == [
         "placement memory: apart, over trainings that differ in last bits"
     ]
+    travel = ["bytes with placement memory, over communication's"]
+    assert failed(rows(PLAN, results(sent=5.1e6))) == failed(rows(PLAN, results(sent=5.9e6))) == travel
     assert tables(PLAN, results())[1].rows[0][-1] == "met"
+
+
+def test_crews_that_never_come_to_the_target_are_no_better_for_a_calm_one_that_does_not_either() -> None:
+    never = failed(rows(PLAN, results(reached=61, calm_reached=61)))
+    assert never == [f"{KILL_AND_FREEZE}: steps to 95% over the calm crew's"]
+    assert failed(rows(PLAN, results(reached=61, calm_reached=60))) == never
+    assert failed(rows(PLAN, results(calm=0.1))) == [f"{CALM}: accuracy below one process's by SGD after all"]
 
 
 def test_a_nudge_changes_last_bits_only() -> None:

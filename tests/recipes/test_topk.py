@@ -118,7 +118,7 @@ def test_lost_fragments_come_back_with_tickets_only() -> None:
         for more in ({}, {"loss": 0.4}, {"loss": 0.4, "tickets": False})
     )
     assert free.lost == 0 and kept.lost == cleared.lost > 2
-    assert len({free.loss, kept.loss, cleared.loss}) == 3
+    assert abs(kept.loss - free.loss) < 0.5 * abs(cleared.loss - free.loss)
     assert train(Setup(**base, loss=0.4), HERE, points=1).loss == kept.loss
 
 

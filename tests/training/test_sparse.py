@@ -130,7 +130,7 @@ def test_it_learns_and_sends_far_fewer_bytes() -> None:
     dense_loss, dense_bytes = run()
     sparse_loss, sparse_bytes = run(compress=plain(ratio=0.02, resync=0))
     assert sparse_loss < 1.15 * dense_loss + 0.02
-    assert sparse_bytes < dense_bytes
+    assert sparse_bytes < 0.35 * dense_bytes, "a fragment is a datagram at least, and a layer has one"
 
 
 @pytest.mark.parametrize("deadline_s", [None, 0.01, TIGHT_S])

@@ -9,7 +9,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -99,6 +99,12 @@ def row(
     high = math.inf if relation == ">=" else expected + tolerance
     ok = math.isfinite(measured) and low <= measured <= high
     return Row(quantity, expected, tolerance, measured, source, ok, relation, error, group)
+
+
+def worst(values: Iterable[float]) -> float:
+    """The largest; NaN, which no row passes, where one of them is, or where there are none."""
+    found = list(values)
+    return max(found) if found and not any(map(math.isnan, found)) else math.nan
 
 
 @dataclass(frozen=True, slots=True)

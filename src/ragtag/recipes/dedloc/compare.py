@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
 
-from ragtag.recipes.base import Figure, Row, Table, number, row
+from ragtag.recipes.base import Figure, Row, Table, number, row, worst
 from ragtag.recipes.dedloc.mixes import BOUND, PROGRAM, RIVALS, RULES, MixRates, RandomMixes
 from ragtag.recipes.dedloc.training import (
     CALM,
@@ -123,22 +124,28 @@ def _sample_rows(found: Outcomes) -> list[Row]:
         runs = found.crews[GATHERS, world]
         setup = runs[0].setup
         limit = setup.peers * setup.batch / 2 / setup.target
-        most = max(run.overshoot for run in runs)
+        most = worst(run.overshoot for run in runs)
         what = f"{world}: beyond the target, a share of it"
         rows.append(
             row(what, most, limit, 0.0, f"{GOAL}: half of all peers' batches", relation="<=", group=group)
         )
-        share = max(sum(run.dropped.values()) / run.computed for run in runs)
+        share = worst(sum(run.dropped.values()) / run.computed for run in runs)
         what = f"{world}: dropped, of those computed"
         rows.append(row(what, share, DROPPED[world], 0.0, GOAL, relation="<=", group=group))
         what = f"{world}: neither counted, dropped nor pending"
-        lost = max(run.unaccounted for run in runs)
+        lost = worst(run.unaccounted for run in runs)
         rows.append(row(what, lost, 0.0, EXACT, "no sample is lost unreported", group=group))
     ratios = [run.counted / sum(run.samples) for run in found.crews[GATHERS, CALM]]
-    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
     what = f"{CALM}: counted by peers, over those in means"
-    rows.append(row(what, worst, 1.0, EXACT, "no sample counts twice", group=group))
+    rows.append(row(what, farthest, 1.0, EXACT, "no sample counts twice", group=group))
     return rows
+
+
+def _sooner(runs: Sequence[CrewRun], lockstep: Sequence[CrewRun]) -> float:
+    """The share of lockstep's time to the loss; NaN, which fails, where lockstep does not come to it."""
+    least = fmean(_reached(lockstep))
+    return fmean(_reached(runs)) / least if math.isfinite(least) else math.nan
 
 
 def _time_rows(found: Outcomes) -> list[Row]:
@@ -146,7 +153,7 @@ def _time_rows(found: Outcomes) -> list[Row]:
     return [
         row(
             f"{world}: time to a loss of {LOSS:g}, over lockstep's",
-            fmean(_reached(found.crews[GATHERS, world])) / fmean(_reached(found.crews[LOCKSTEP, world])),
+            _sooner(found.crews[GATHERS, world], found.crews[LOCKSTEP, world]),
             SOONER,
             0.0,
             GOAL,

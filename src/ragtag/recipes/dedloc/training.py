@@ -23,6 +23,7 @@ from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import PEERS_MAX, Outcome, PeerId
 from ragtag.recipes.abreast import Keeps
+from ragtag.recipes.base import worst
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.gathering import Account
@@ -182,7 +183,7 @@ class CrewRun:
             for why, n in of.dropped.items():
                 self.dropped[why] = self.dropped.get(why, 0.0) + n
             known = of.counted + of.pending + sum(of.dropped.values())
-            self.unaccounted = max(self.unaccounted, abs(of.computed - known))
+            self.unaccounted = worst((self.unaccounted, abs(of.computed - known)))
 
 
 def drawn_samples(seed: int, whose: int, at: int, n: int) -> tuple[Tensor, Tensor]:

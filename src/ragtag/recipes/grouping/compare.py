@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragtag.recipes.base import Row, Table, number, row
+from ragtag.recipes.base import Row, Table, number, row, worst
 from ragtag.recipes.grouping import compensation, counts, gossip
 from ragtag.recipes.grouping.measure import (
     BATCH,
@@ -153,7 +153,7 @@ def _time_rows(results: Results) -> list[Row]:
         found.append(row(f"{name}: share left out", lost, expected, allowed, source, group=group))
     for name, limit in ((BACKUP, 0), (RINGMASTER, DISCARD_FROM - 1)):
         what = f"{name}: oldest, in versions"
-        oldest = max(results.times[name].staleness, default=0)
+        oldest = worst(results.times[name].staleness)
         found.append(row(what, oldest, limit, 0.0, "older ones are left out", relation="<=", group=group))
     group = "Steps ahead of the slowest"
     source = "the bound, and the step that is averaged once the slowest has come nearer"

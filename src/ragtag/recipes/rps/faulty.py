@@ -18,6 +18,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Crash, Faults, OneWay, Partition, Window
 from ragtag.core.types import Floats, PeerId
 from ragtag.protocols.rounds.rps import rps
+from ragtag.recipes.base import worst
 from ragtag.recipes.lockstep import LATENCY_S
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -106,16 +107,15 @@ def weights(scenario: str) -> Weights:
     crew.run(train)
     heard = [peer for peer in range(N) if scenario == PARTED or peer != LOST]
     last_s = min(seen[peer][-1].at_s for peer in heard)
-    during, after, broken = 0.0, 0.0, 0
+    during, after, broken = list[float](), list[float](), 0
     for peer in heard:
-        for row in seen[peer]:
-            if SETTLED_S <= row.at_s < UNTIL_S - STEP_S:
-                during = max(during, _off(row, _expected(scenario, peer)))
-            elif HEALED_S <= row.at_s < last_s - STEP_S:
-                alive = _expected(scenario, peer) if scenario == SILENT else np.full(N, 1 / N)
-                after = max(after, _off(row, alive))
-        broken = max(broken, sum(not row.whole for row in seen[peer]))
-    return Weights(during, after, broken)
+        lasts = _expected(scenario, peer)
+        heals = lasts if scenario == SILENT else np.full(N, 1 / N)
+        rows = seen[peer]
+        during.append(worst(_off(row, lasts) for row in rows if SETTLED_S <= row.at_s < UNTIL_S - STEP_S))
+        after.append(worst(_off(row, heals) for row in rows if HEALED_S <= row.at_s < last_s - STEP_S))
+        broken = max(broken, sum(not row.whole for row in rows))
+    return Weights(worst(during), worst(after), broken)
 
 
 def _expected(scenario: str, peer: PeerId) -> NDArray[np.float64]:

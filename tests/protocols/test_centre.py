@@ -122,6 +122,7 @@ def test_what_an_owner_took_in_is_lost_with_it_and_peers_take_the_block_anew_at_
     """Told in mid-turn, peers ask the next owner before their deadline."""
     world = Centres(gone={2: 0.0301}, told_s=0.004, turns=3).run()
     for peer in world.living:
+        assert len(world.outcomes[peer]) == 4
         assert not any(outcome.expired for outcome in world.outcomes[peer])
 
 

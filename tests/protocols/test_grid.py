@@ -88,6 +88,7 @@ def test_a_death_moves_few_of_the_others(n: int, group: int, most: int) -> None:
     """Views of a large crew nearly always differ. With ranks in a permutation half of all would move."""
     grid, peers = grid_of(n, group), tuple(range(n))
     before = cells_of(grid, 7, peers)
+    assert len(set(before)) >= min(n, grid.cells) // 2
     for dead in range(0, n, max(1, n // 12)):
         after = cells_of(grid, 7, peers[:dead] + peers[dead + 1 :])
         assert (np.delete(before, dead) != after).sum() <= most

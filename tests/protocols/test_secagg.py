@@ -431,6 +431,7 @@ def test_too_few_shares_leave_the_sum_masked() -> None:
     crew = Crew(setting_of(), dict.fromkeys(range(12), SecureStage.UNMASK))
     sums = [crew.aggregator._sums[block][1] for block in range(BLOCKS)]
     shown = crew.setting.joined(np.concatenate(sums))
+    assert shown.shape == crew.expected(range(N)).shape
     for size in range(1, N + 1):
         assert not np.array_equal(shown, crew.expected(range(size)))
 

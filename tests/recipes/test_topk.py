@@ -134,6 +134,14 @@ def test_the_cost_of_loss_is_held_where_the_loss_says_something() -> None:
     assert not topk_compare._lossy([_ended(0.01, 0.0), _ended(0.02, 0.1)], "here")
 
 
+@pytest.mark.parametrize(("cleared", "ok"), [(2.2, True), (2.05, False), (1.9, False)])
+def test_tickets_are_held_against_what_is_cleared_too(cleared: float, ok: bool) -> None:
+    """Where little is lost a run without tickets loses little, too."""
+    runs = [_ended(2.0, 0.0), _ended(2.05, 0.1), _ended(cleared, 0.1, tickets=False)]
+    kept, saved = topk_compare._lossy(runs, "here")
+    assert kept.ok and saved.ok is ok
+
+
 @pytest.mark.usefixtures("few")
 def test_outer_steps_sparse_and_dense() -> None:
     runs = [train_locally(replace(m, local_steps=3), HERE) for m in methods(2, 3)]

@@ -84,7 +84,9 @@ def test_a_calm_crew_is_to_the_bit_what_it_is_without(options: dict[str, Any], n
 def test_one_row_a_peer_is_all_that_a_calm_crew_pays() -> None:
     training = Training(4, 12, width=40, options={"align": Align(every=4)}).run()
     rows = [run for run in training.crew.sent if run.key.channel == REPLICAS]
-    assert 3 * 4 <= sum(len(run.payload) for run in rows) <= 3 * (4 * 4 + 2 * 4 * 3)  # and rows that say: nothing
+    assert (
+        3 * 4 <= sum(len(run.payload) for run in rows) <= 3 * (4 * 4 + 2 * 4 * 3)
+    )  # and rows that say: nothing
     assert training.sent(REPLICAS) < 0.2 * training.sent(MODEL), "a model of 8 chunks"
 
 

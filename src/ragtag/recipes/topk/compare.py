@@ -14,6 +14,9 @@ from ragtag.recipes.topk.training import Trained
 
 KEPT = 1.03
 """The loss with tickets may be at most so many times that of the run that loses nothing."""
+SAVED = 0.995
+"""And so many times that of the run in which what was lost is cleared as if it had been sent. Where little is
+lost that costs little, so this row tells what tickets do, and the other what is left to lose."""
 LOW = 0.5
 """Below this training loss a ratio of losses says more about the seed than about what was lost."""
 EXACT = 1e-9
@@ -99,6 +102,11 @@ def _lossy(runs: list[Trained], where: str) -> list[Row]:
         found.append(
             row(f"tickets, {loss:.0%} lost", measured, KEPT, 0.0, source, relation="<=", group=group)
         )
+        cleared = _same_seeds(select(runs, "sampled top-k", RATIOS[-1], loss, False), kept)
+        if cleared:
+            what = f"tickets, over what is cleared as if sent, {loss:.0%} lost"
+            measured = end_of(kept) / end_of(cleared)
+            found.append(row(what, measured, SAVED, 0.0, source, relation="<=", group=group))
     return found
 
 

@@ -163,6 +163,10 @@ def test_bytes_are_those_of_the_lines(text) -> None:
     assert every.round_bytes > 2 * 2 / 3 * 4 * every.size
     assert every.bytes_at[-1] == every.bytes and every.bytes_at[0] == 0
     assert train(setup(ALONE), text).bytes == 0
+    assert seldom.largest_bytes == pytest.approx(seldom.round_bytes, rel=0.03)
+    streamed = train(setup(Method("s", 4, Nesterov(), 2)), text)
+    assert streamed.rounds > 2 and 0 < streamed.largest_bytes < 0.6 * seldom.largest_bytes
+    assert streamed.largest_bytes >= 0.99 * streamed.round_bytes
 
 
 def test_a_run_depends_on_its_seed_alone(text) -> None:

@@ -190,7 +190,7 @@ def traffic(runs: Sequence[Run]) -> list[Row]:
         what = f"{run.setup.method.name}: over averaging at every step"
         # fragments are whole chunks, so up to 3 % are padding
         found.append(row(what, run.bytes / every.bytes, share, 0.03 * share, source, group=group))
-    what, peak = "streaming: its largest round over DiLoCo's", streamed.round_bytes / seldom.round_bytes
+    what, peak = "streaming: its largest round over DiLoCo's", streamed.largest_bytes / seldom.largest_bytes
     source = f"{STREAMED}: 1 / fragments"
     found.append(row(what, peak, 1 / FRAGMENTS, 0.03 / FRAGMENTS, source, group=group))
     return found

@@ -105,7 +105,8 @@ class Run:
         own models' losses.
     bytes_at: the bytes that a peer had sent by then.
     rounds: averages.
-    round_bytes: the bytes that a peer sent in one of them, mean over peers.
+    round_bytes: the bytes that a peer sent in one of them, mean over rounds and peers.
+    largest_bytes: in the one in which it sent most, of all peers.
     """
 
     setup: Setup
@@ -115,6 +116,7 @@ class Run:
     bytes_at: list[float] = field(default_factory=list)
     rounds: int = 0
     round_bytes: float = 0.0
+    largest_bytes: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -215,8 +217,13 @@ class _Training:
         self._before_bytes.append(self._crew.world.traffic(peer.me).bytes_sent)
         every = setup.steps // setup.looks
         self._look(0, me)
+        done, sent = 0, self._before_bytes[-1]
         for step in range(1, setup.steps + 1):
             me.step()
+            if len(me.averages) > done:
+                done, before = len(me.averages), sent
+                sent = self._crew.world.traffic(peer.me).bytes_sent
+                self._run.largest_bytes = max(self._run.largest_bytes, float(sent - before))
             if step % every == 0 or step == setup.steps:
                 self._look(step, me)
         return me.averages

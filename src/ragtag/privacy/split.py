@@ -207,7 +207,8 @@ class CutForm:
     outputs: of the server's part for a sample, as a shape, in the U-shaped form; ``None``: the plain one.
     labels: a sample's labels, as a shape; they go up in the plain form.
     label_dtype: as the criterion takes them. They travel as float32, so whole numbers stay below 2^24.
-    server_values: ``state_values`` of the server's layers, where a standby has a copy of them; else 0.
+    server_values: ``state_values`` of the server's layers, where there are several servers or a standby;
+        else 0.
 
     Raises ValueError: a size is below 1, or the U-shaped form has labels, which stay with the client.
     """

@@ -2,8 +2,8 @@
 
 tensors = crew.tensors("kfac", averaged={"fc1.A": (33, 33)}, computed={"fc1.QA": (33, 33)})
 factors = tensors.average({"fc1.A": a_t_a}, weight=n_samples).result()
-tensors.publish({name: basis(factors[name]) for name in tensors.mine(costs)})
-basis, age = tensors.newest("fc1.QA").tensor, tensors.newest("fc1.QA").age_rounds
+tensors.publish({name: basis(factors["fc1.A"]) for name in tensors.mine(costs)})
+newest = tensors.newest("fc1.QA")  # .tensor, .age_rounds; None: none has come yet
 
 Two kinds, since they travel differently. *Averaged* tensors are one vector on a channel of rounds of their
 own: any averager that averages at once, ``RPS`` by default. A round carries all of them; what is averaged at

@@ -335,8 +335,9 @@ class Crew:
         colluders: peers, the aggregator among them, that may tell each other all without seeing another's.
         aggregator: the peer that decides who is in a sum, and unmasks it. Each peer adds up a part.
         name: of these averages.
-        deadline_s: for a stage of the first round, and for one that would leave too few; a peer that takes
-            longer has dropped out. Later stages take as long as such stages took, with head-room.
+        deadline_s: for a stage of the first round, for peers that have not called yet in the first four, and
+            for a stage that would leave too few; a peer that takes longer has dropped out. Later stages take
+            as long as such stages took, with head-room.
         noise: ``ragtag.privacy.DistributedNoise(multiplier=1.0, max_norm=1.0)``: peers add noise that
             makes each average differentially private.
         ledger: what was spent of this peer's vectors; ``None``: what this run spends.

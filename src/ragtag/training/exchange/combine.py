@@ -499,7 +499,7 @@ def page() -> str:
         lines.append(f"| `{clash.one.written}` | `{clash.other.written}` | {why} |")
     lines += [
         "",
-        "# Published recipes",
+        "## Published recipes",
         "",
         "What to give `crew.optimizer(inner, model=model, ...)`; `ragtag reproduce internet` runs them.",
         "",

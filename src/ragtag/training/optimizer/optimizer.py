@@ -40,8 +40,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     whose step the scaler skips still takes part in the average).
 
     The optimizer's own state (momentum, Adam's moments) stays local, and so does whatever belongs to no
-    parameter and no buffer. Peers should begin with the same weights (the same seed, or a checkpoint):
-    the first average is one of whatever they begin with.
+    parameter and no buffer. Peers that begin with other weights than the lowest peer's take those, and are
+    told so. In a crew of more than 64 nobody does: begin alike there (the same seed, or a checkpoint).
 
     name: of what it averages, the same on all peers; of several optimizers in a crew, each has its own.
     seed: of random selections.

@@ -166,7 +166,7 @@ Client = Annotated[
     bool,
     typer.Option(
         "--client",
-        help="Train, and average nothing for others: for a slow uplink, or where nobody gets through.",
+        help="Train, and average nothing for others: for a slow uplink, or where others get through badly.",
     ),
 ]
 PeersHere = Annotated[
@@ -196,7 +196,11 @@ Days = Annotated[
 ]
 Whom = Annotated[
     str,
-    typer.Argument(metavar="PERSON", help="Its name; or its token, or a file with that: then no later one."),
+    typer.Argument(
+        metavar="PERSON",
+        help="A person's name, which voids all tokens so far; or a token, or a file with one, which voids "
+        "that and earlier ones.",
+    ),
 ]
 HolderText = Annotated[
     str,

@@ -12,7 +12,7 @@ import torch
 from ragtag.privacy import epsilon_of
 from ragtag.recipes.cache import ResultCache
 from ragtag.recipes.private import recipe, training
-from ragtag.recipes.private.accounting import exact_epsilon, renyi_epsilon
+from ragtag.recipes.private.accounting import RENYI, STEP, exact_epsilon, renyi_epsilon
 from ragtag.recipes.private.training import (
     CLIENTS,
     DELTA,
@@ -112,9 +112,9 @@ def test_other_reckonings_tell_one_step_of_the_plan() -> None:
     rate, steps = training.PRIVATE_BATCH / 352, 6 * recipe.EPOCHS
     told = renyi_epsilon(NOISE, rate, steps, DELTA)
     off = [epsilon_of({(NOISE, rate): steps + more}, DELTA) / told - 1 for more in (-1, 0, 1)]
-    assert off[0] < -recipe.STEP and abs(off[1]) < recipe.STEP / 10 and off[2] > recipe.STEP
+    assert off[0] < -STEP and abs(off[1]) < STEP / 10 and off[2] > STEP
     over = epsilon_of({(NOISE, rate): steps}, DELTA) / exact_epsilon(NOISE, rate, steps, DELTA)
-    assert 1 < over < 1 + recipe.RENYI
+    assert 1 < over < 1 + RENYI
 
 
 def test_the_table_has_every_way_and_the_figure_too() -> None:
@@ -160,7 +160,7 @@ def test_each_way_trains_and_is_measured(
     if "private" in method:
         assert found.epsilon == pytest.approx(epsilon_of({(NOISE, 1.0): 1}, DELTA))
         assert found.least_epsilon == found.epsilon
-        assert found.planned_epsilon == pytest.approx(found.epsilon, rel=recipe.STEP)
+        assert found.planned_epsilon == pytest.approx(found.epsilon, rel=STEP)
         assert found.exact_epsilon is not None and found.exact_epsilon < found.epsilon
     ResultCache(tmp_path).store(train_by, (found.setup,), found)
     assert ResultCache(tmp_path).find(train_by, (found.setup,)) == (True, found)
@@ -176,7 +176,7 @@ def test_epsilon_of_a_run_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     found = train_by(PrivateSetup("federated, private", 0, 2))
     told = renyi_epsilon(NOISE, 0.25, 8, DELTA)
     assert found.planned_epsilon == told
-    assert (found.epsilon, found.least_epsilon) == pytest.approx((told, told), rel=recipe.STEP)
+    assert (found.epsilon, found.least_epsilon) == pytest.approx((told, told), rel=STEP)
 
 
 def few(_: object) -> object:

@@ -6,6 +6,7 @@ counted as often as it leaves, without its head and what fills up its last chunk
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Effect, Event, Machine, PeerId, Run, Send
+from ragtag.privacy.split import CutForm
 from ragtag.protocols.publish.channel import PUSH, ROWS
 from ragtag.simulation.transport import SimulatedCrew
 
@@ -57,6 +59,12 @@ class SentTensors:
             if peer != server and sizes[name] > made:
                 labels += sent * (sizes[name] - made) // sizes[name]
         return self.bytes.total() - labels, labels
+
+
+def crossed(sent: SentTensors, form: CutForm) -> tuple[int, int]:
+    """What has left machines for the other side of a cut, whose server is peer 0: payload, and labels."""
+    outputs = 0 if form.outputs is None else math.prod(form.outputs)
+    return sent.of_split(0, codes=form.batch * math.prod(form.codes), outputs_grad=form.batch * outputs)
 
 
 class _Watched:

@@ -20,6 +20,7 @@ from ragtag.privacy.split import crossover_clients
 from ragtag.recipes.base import Figure, Progress, Report, Row, Table, number, require_counts, row
 from ragtag.recipes.drawing import FAINT, INK, canvas, style, svg
 from ragtag.recipes.jobs import Job, run_jobs
+from ragtag.recipes.private.accounting import RENYI, STEP
 from ragtag.recipes.private.training import (
     BATCH,
     CLIENTS,
@@ -48,11 +49,6 @@ PAID = 0.2
 TOLD, HIDDEN = 0.2, 0.8
 """The share of variance that is hidden, at most where all is told, at least where noise hides it."""
 DOUBLED = 2.0
-STEP = 0.003
-"""How far epsilon may be from another reckoning of the planned steps: half of what one step of 90 makes of
-it, and thirty times what finer Renyi orders do."""
-RENYI = 0.2
-"""How much Renyi orders may lose beside the privacy loss's own distribution: they lose .15 here."""
 
 SURVEY = "Vepakomma et al., arXiv 1812.03288"
 FORMULAS = "Singh et al., arXiv 1909.09145"

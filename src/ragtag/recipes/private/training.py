@@ -36,7 +36,7 @@ from ragtag.privacy.split import (
     split_bytes,
 )
 from ragtag.recipes.private.accounting import exact_epsilon, renyi_epsilon
-from ragtag.recipes.private.counted import SentTensors
+from ragtag.recipes.private.counted import SentTensors, crossed
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -422,12 +422,6 @@ def cut_form(u_shaped: bool) -> CutForm:
         codes = below(torch.zeros(2, *IMAGE))
         outputs = tuple(above(codes).shape[1:]) if u_shaped else None
     return CutForm(BATCH, tuple(codes.shape[1:]), outputs)
-
-
-def crossed(sent: SentTensors, form: CutForm) -> tuple[int, int]:
-    """What has left machines for the other side of a cut, whose server is peer 0: payload, and labels."""
-    outputs = 0 if form.outputs is None else math.prod(form.outputs)
-    return sent.of_split(0, codes=form.batch * math.prod(form.codes), outputs_grad=form.batch * outputs)
 
 
 def cut_width(form: CutForm) -> int:

@@ -28,6 +28,7 @@ from ragtag.privacy.split import (
     split_bytes,
     state_values,
 )
+from ragtag.recipes.private.counted import crossed
 from ragtag.recipes.private.training import (
     BATCH,
     CLIENTS,
@@ -42,7 +43,6 @@ from ragtag.recipes.private.training import (
     PrivateResult,
     PrivateSetup,
     accuracy_of,
-    crossed,
     cut_form,
     cut_in_three,
     cut_width,

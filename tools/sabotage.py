@@ -105,6 +105,7 @@ DP, PRIVATE, NOISED = (
 )
 METERS, SPLIT = "src/ragtag/privacy/meters.py", "src/ragtag/privacy/split.py"
 HIJACKING = "src/ragtag/privacy/hijacking.py"
+HELD_PRIVATE = "tests/recipes/test_private.py"
 CUT, HELD_SPLIT = "tests/privacy/test_split_crew.py", "tests/recipes/test_split.py"
 
 WAYS_TCP = ("tests/protocols/test_relays_tcp.py",)
@@ -2176,6 +2177,65 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "if codes.shape != (len(x), *form.codes):",
         "if False:",
         (CUT, "-k", "fit"),
+    ),
+    Sabotage(
+        "split learning: each message goes out twice, in a crew",
+        SPLIT,
+        "        self.tensors.publish({name: flat})\n",
+        "        self.tensors.publish({name: flat})\n        self.tensors.publish({name: flat})\n",
+        (CUT, "-k", "formula_says or word_of_it"),
+    ),
+    Sabotage(
+        "split recipe: each message goes out twice",
+        SPLIT,
+        "        self.tensors.publish({name: flat})\n",
+        "        self.tensors.publish({name: flat})\n        self.tensors.publish({name: flat})\n",
+        (HELD_SPLIT, "-k", "whoever_has"),
+    ),
+    Sabotage(
+        "split recipe: labels go up in a message of their own in the U-shaped form",
+        SPLIT,
+        """        made = self._ask("codes", codes, "outputs", number)
+""",
+        """        self._cut.send("outputs.grad", self._me, 0, y[:, None].float())
+        made = self._ask("codes", codes, "outputs", number)
+""",
+        (HELD_SPLIT, "-k", "u_shaped_crew"),
+    ),
+    Sabotage(
+        "split learning: codes of the U-shaped form take labels along",
+        SPLIT,
+        "label = math.prod(self.labels) if self.outputs is None else 0",
+        "label = math.prod(self.labels)",
+        (CUT, "-k", "formula_says and shaped"),
+    ),
+    Sabotage(
+        "private recipe: a step in an epoch is not counted in epsilon",
+        DP,
+        """            self.ledger.spend(self.noise_multiplier, self.rate)
+            self._drawn = sizes[number]
+""",
+        """            if number:
+                self.ledger.spend(self.noise_multiplier, self.rate)
+            self._drawn = sizes[number]
+""",
+        (HELD_PRIVATE, "-k", "is_the_plans"),
+    ),
+    Sabotage(
+        "private recipe: epsilon is for half the rate at which samples are drawn",
+        DP,
+        "            self.ledger.spend(self.noise_multiplier, self.rate)\n",
+        "            self.ledger.spend(self.noise_multiplier, self.rate / 2)\n",
+        (HELD_PRIVATE, "-k", "is_the_plans"),
+    ),
+    Sabotage(
+        "private recipe: epsilon of the first seed is judged",
+        "src/ragtag/recipes/private/recipe.py",
+        """    for result in of_method(results, "federated, private"):
+""",
+        """    for result in of_method(results, "federated, private")[:1]:
+""",
+        (HELD_PRIVATE, "-k", "not_counted"),
     ),
     Sabotage(
         "split recipe: what clients hand on is not counted",

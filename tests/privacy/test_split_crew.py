@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.seed import generator
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.privacy import SplitModel
 from ragtag.privacy.split import (
     COPIES_SHARE,
@@ -22,7 +23,9 @@ from ragtag.privacy.split import (
     split_bytes,
     state_values,
 )
+from ragtag.recipes.private.counted import SentTensors
 from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
 INPUTS, WIDTH, OUTPUTS, CLASSES, BATCH = 10, 12, 9, 3, 8
@@ -69,6 +72,7 @@ class Split:
         self.form, self.batches, self.deadline_s = form, batches, deadline_s
         lines = Faults(**{"latency_s": 0.001, "rate_bytes_per_s": 1e8, **faults})
         self.crew = SimulatedCrew(n, lines, seed=3, cost=ComputeCost(STEP_S))
+        self.sent = SentTensors(self.crew, "split")
         self.losses: dict[int, list[float | None]] = {}
         self.ends_s: dict[int, float] = {}
         self.parts: dict[int, list[nn.Module]] = {}
@@ -150,10 +154,45 @@ def test_what_is_counted_is_what_the_formula_says(form: CutForm) -> None:
     up = sum(found.client(peer).traffic.up_bytes for peer in (1, 2))
     n = 2 * 5 * BATCH
     expected = split_bytes(n, WIDTH if form is PLAIN else WIDTH + OUTPUTS)
+    sent = found.sent.of_split(0, codes=BATCH * WIDTH, outputs_grad=BATCH * OUTPUTS)
+    assert sent == (expected, 4 * n if form is PLAIN else 0)
     assert up + found.server.traffic.down_bytes == expected
     labels = [found.client(peer).traffic.label_bytes for peer in (1, 2)]
     assert labels == ([4 * 5 * BATCH] * 2 if form is PLAIN else [0, 0])
     assert found.server.served[1].requests == 5
+
+
+def test_labels_are_counted_where_no_form_says_that_they_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Cut.send
+    ways = {"codes": (WIDTH + 1,), "codes.grad": (WIDTH,), "outputs": (OUTPUTS,), "outputs.grad": (OUTPUTS,)}
+
+    def leaking(
+        cut: Cut, way: str, client: int, number: int, values: Tensor | None = None, loss: float = 0.0
+    ) -> None:
+        if way == "codes" and values is not None:
+            values = torch.cat([values.detach(), torch.ones(len(values), 1)], 1)
+        send(cut, way, client, number, values, loss)
+
+    monkeypatch.setattr(CutForm, "ways", property(lambda form: ways))
+    monkeypatch.setattr(Cut, "send", leaking)
+    found, n = Split(3, U_SHAPED, 5), 2 * 5 * BATCH
+    sent = found.sent.of_split(0, codes=BATCH * WIDTH, outputs_grad=BATCH * OUTPUTS)
+    assert sent == (split_bytes(n, WIDTH + OUTPUTS), 4 * n)
+    assert [found.client(peer).traffic.label_bytes for peer in (1, 2)] == [4 * n // 2] * 2
+
+
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_lines_carry_each_message_once_and_word_of_it(form: CutForm) -> None:
+    """Whatever else a message takes along, and under whatever name: each fits a datagram here."""
+    lines = [
+        [found.crew.world.traffic(peer) for peer in range(3)]
+        for found in (Split(3, form, 5), Split(3, form, 10))
+    ]
+    few, many = (sum(line.bytes_sent for line in of_all) for of_all in lines)
+    messages = 2 * 5 * len(form.ways)
+    told = 2 * 2  # each other peer is told of its version, and answers
+    least = messages * (1 + told) * (CHUNK_BYTES + OVERHEAD_BYTES)
+    assert least <= many - few <= 1.05 * least, "word that crosses another's on its way is told again"
 
 
 def test_lost_datagrams_delay_a_turn_and_change_nothing() -> None:

@@ -12,6 +12,7 @@ import torch
 from ragtag.privacy import epsilon_of
 from ragtag.recipes.cache import ResultCache
 from ragtag.recipes.private import recipe, training
+from ragtag.recipes.private.accounting import RENYI, STEP, exact_epsilon, renyi_epsilon
 from ragtag.recipes.private.training import (
     CLIENTS,
     DELTA,
@@ -46,6 +47,8 @@ def result(method: str, seed: int = 0) -> PrivateResult:
         parameters=10,
         samples=40,
         width=25,
+        least_epsilon=noised,
+        exact_epsilon=2.6 if noised else None,
     )
 
 
@@ -90,8 +93,28 @@ def test_one_seed_that_misses_is_enough_to_fail(method: str, how: dict[str, floa
 
 
 def test_a_step_that_was_not_counted_fails() -> None:
-    first = [replace(r, epsilon=2.9) if r.epsilon else r for r in WELL]
-    assert [row.quantity for row in rows(first) if not row.ok] == ["epsilon over that of all planned steps"]
+    for which in ("epsilon", "least_epsilon"):  # of any client, in any seed, to either side
+        for by in (159 / 160, 161 / 160):
+            one = changed("federated, private", **{which: 3.0 * by})
+            missed = [row.quantity for row in rows(one) if not row.ok]
+            assert missed == ["epsilon over that of all planned steps"]
+
+
+@pytest.mark.parametrize("exact", [3.01, 2.49])
+def test_an_epsilon_below_the_exact_one_fails_and_one_far_above(exact: float) -> None:
+    one = changed("federated, private", exact_epsilon=exact)
+    assert [row.quantity for row in rows(one) if not row.ok] == ["epsilon over the exact one"]
+
+
+def test_other_reckonings_tell_one_step_of_the_plan() -> None:
+    """What the recipe plans: Opacus' series agrees, and one step more or less does not."""
+    pytest.importorskip("opacus")
+    rate, steps = training.PRIVATE_BATCH / 352, 6 * recipe.EPOCHS
+    told = renyi_epsilon(NOISE, rate, steps, DELTA)
+    off = [epsilon_of({(NOISE, rate): steps + more}, DELTA) / told - 1 for more in (-1, 0, 1)]
+    assert off[0] < -STEP and abs(off[1]) < STEP / 10 and off[2] > STEP
+    over = epsilon_of({(NOISE, rate): steps}, DELTA) / exact_epsilon(NOISE, rate, steps, DELTA)
+    assert 1 < over < 1 + RENYI
 
 
 def test_the_table_has_every_way_and_the_figure_too() -> None:
@@ -136,8 +159,24 @@ def test_each_way_trains_and_is_measured(
     assert 0 < found.accuracy < 1 and found.client_s > 0 and found.hidden >= 0
     if "private" in method:
         assert found.epsilon == pytest.approx(epsilon_of({(NOISE, 1.0): 1}, DELTA))
+        assert found.least_epsilon == found.epsilon
+        assert found.planned_epsilon == pytest.approx(found.epsilon, rel=STEP)
+        assert found.exact_epsilon is not None and found.exact_epsilon < found.epsilon
     ResultCache(tmp_path).store(train_by, (found.setup,), found)
     assert ResultCache(tmp_path).find(train_by, (found.setup,)) == (True, found)
+
+
+def test_epsilon_of_a_run_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that have a part of the samples only, and several of them in an epoch."""
+    pytest.importorskip("opacus")
+    monkeypatch.setattr(training, "INVERTED", CLIENTS)
+    monkeypatch.setattr(training, "inversion", partial(training.inversion, steps=2))
+    monkeypatch.setattr(training, "load", few)
+    monkeypatch.setattr(training, "PRIVATE_BATCH", 16)
+    found = train_by(PrivateSetup("federated, private", 0, 2))
+    told = renyi_epsilon(NOISE, 0.25, 8, DELTA)
+    assert found.planned_epsilon == told
+    assert (found.epsilon, found.least_epsilon) == pytest.approx((told, told), rel=STEP)
 
 
 def few(_: object) -> object:

@@ -229,11 +229,6 @@ class CutForm:
             )
 
     @property
-    def label_width(self) -> int:
-        """Values of a sample's label that go up: none in the U-shaped form."""
-        return math.prod(self.labels) if self.outputs is None else 0
-
-    @property
     def ways(self) -> dict[str, tuple[int, ...]]:
         """The messages between a client and the server, by name: what a sample has of each, as a shape."""
         label = math.prod(self.labels) if self.outputs is None else 0
@@ -367,12 +362,13 @@ class Cut:
         name, size = f"{way}/{client}", self._size(way)
         if me in self.servers:
             name = _down(way, client, self.place(me, client))
-            traffic.down_bytes += VALUE_BYTES * size
+            traffic.down_bytes += self._publish(name, size, number, values, loss)
         else:
-            labels = self.form.batch * self.form.label_width if way == "codes" else 0
-            traffic.up_bytes += VALUE_BYTES * (size - labels)
-            traffic.label_bytes += VALUE_BYTES * labels
-        self._publish(name, size, number, values, loss)
+            sent = self._publish(name, size, number, values, loss)
+            codes = self.form.batch * math.prod(self.form.codes) * VALUE_BYTES
+            labels = max(0, sent - codes) if way == "codes" else 0
+            traffic.up_bytes += sent - labels
+            traffic.label_bytes += labels
 
     def send_between(
         self, way: str, place: int, number: int, values: Tensor | None = None, loss: float = 0.0
@@ -381,11 +377,11 @@ class Cut:
 
         place: of the standby that asks, is answered, or has taken over; of several servers its own.
         """
-        size = self._size(way)
-        self.traffic.copy_bytes += VALUE_BYTES * size
-        self._publish(f"{way}/{place}", size, number, values, loss)
+        sent = self._publish(f"{way}/{place}", self._size(way), number, values, loss)
+        self.traffic.copy_bytes += sent
 
-    def _publish(self, name: str, size: int, number: int, values: Tensor | None, loss: float) -> None:
+    def _publish(self, name: str, size: int, number: int, values: Tensor | None, loss: float) -> int:
+        """Returns the bytes of what was handed on, head apart."""
         values = torch.zeros(0) if values is None else values
         if values.numel() > size:
             raise ValueError(
@@ -396,6 +392,7 @@ class Cut:
         flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
         self.tensors.publish({name: flat})
         self.traffic.messages += 1
+        return flat[_HEAD:].nbytes
 
     def newest(self, way: str, of: int) -> _Message | None:
         """The newest message; ``None``: there is none. Its values are a copy.

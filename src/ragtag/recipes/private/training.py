@@ -22,7 +22,7 @@ from ragtag.core import seed as random
 from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults
 from ragtag.core.types import Effect, Event, Machine, Send
-from ragtag.privacy.dp import PrivacyLedger, PrivateTraining, epsilon_of
+from ragtag.privacy.dp import PrivacyLedger, PrivateTraining
 from ragtag.privacy.inversion import Inversion, gradients_of, inversion
 from ragtag.privacy.meters import leakage
 from ragtag.privacy.secagg import SecureAverage
@@ -35,6 +35,8 @@ from ragtag.privacy.split import (
     large_batch_bytes,
     split_bytes,
 )
+from ragtag.recipes.private.accounting import exact_epsilon, renyi_epsilon
+from ragtag.recipes.private.counted import SentTensors, crossed
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -81,9 +83,11 @@ class PrivateResult:
     hidden: the share of samples' variance that the attacker does not get.
     ssim, blind_ssim: of what it gets, and of the mean sample.
     epsilon: at ``DELTA``, the highest of the clients'; ``None``: without noise there is none.
-    planned_epsilon: of the steps that were planned.
+    least_epsilon: the lowest of the clients'.
+    planned_epsilon: of the steps that were planned, by Renyi orders (``accounting.renyi_epsilon``).
+    exact_epsilon: of the same, without what Renyi orders lose.
     parameters, samples, width: N, p and q of the formulas; in the U-shaped form q has both cuts.
-    label_bytes: of one epoch, that leave clients.
+    label_bytes: of one epoch, that leave clients: what they send beyond codes and gradients.
     """
 
     setup: PrivateSetup
@@ -102,6 +106,8 @@ class PrivateResult:
     samples: int
     width: int
     label_bytes: float = 0.0
+    least_epsilon: float | None = None
+    exact_epsilon: float | None = None
 
 
 COLUMNS: dict[str, Callable[[PrivateResult], float | None]] = {
@@ -170,7 +176,10 @@ class _Counting:
 
 
 class CountedCrew:
-    """A crew whose payload on one channel is counted, and its clients' processor time."""
+    """A crew whose payload under one name is counted, and its clients' processor time.
+
+    sent: of averages, by sender. tensors: of computed tensors, such as what crosses a cut.
+    """
 
     def __init__(self, n: int, name: str, seed: int) -> None:
         lines = Faults(latency_s=LATENCY_S, rate_bytes_per_s=RATE_BYTES_PER_S)
@@ -181,6 +190,7 @@ class CountedCrew:
         world.nodes = [
             _Counting(node, channel_of(name), self.sent, me) for me, node in enumerate(world.nodes)
         ]
+        self.tensors = SentTensors(self.crew, name)
 
     def run(self, train: Callable[[SimulatedTransport], None]) -> None:
         """Run ``train`` for each peer."""
@@ -231,7 +241,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
     private, secure, gradients = (what in method for what in ("private", "secure", "large batch"))
     crew = CountedCrew(CLIENTS, "model", setup.seed)
     models: list[nn.Sequential] = []
-    epsilons: list[tuple[float, float]] = []
+    epsilons: list[float] = []
     secured: list[int] = []
     steps = math.ceil(len(parts[0]) / (PRIVATE_BATCH if private else BATCH))
     rate = PRIVATE_RATE if private else RATE
@@ -270,8 +280,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
                     for name, p, old in zip(names, model.parameters(), start, strict=True):
                         p.copy_(old + mean[name])
         if noised is not None:
-            planned = {(NOISE, noised.rate): epochs * len(noised)}
-            epsilons.append((noised.epsilon, epsilon_of(planned, DELTA)))
+            epsilons.append(noised.epsilon)
         if averages is not None:
             secured.append(averages.traffic.up_bytes + averages.traffic.down_bytes)
             while len(secured) < CLIENTS:  # the others still fetch its block of the last sum
@@ -285,6 +294,8 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
         counted, formula = sum(secured) / epochs, secure_bytes(CLIENTS, size)
     survey = large_batch_bytes(steps, size) * CLIENTS if gradients else federated_bytes(CLIENTS, size)
     told = _inverted(setup, digits)
+    # what was meant, and not what the product says that it did
+    planned = (NOISE, min(1.0, PRIVATE_BATCH / len(parts[0])), epochs * steps, DELTA)
     return PrivateResult(
         setup=setup,
         accuracy=accuracy_of(models, digits),
@@ -296,11 +307,13 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
         hidden=told.hidden,
         ssim=told.ssim or 0.0,
         blind_ssim=told.blind_ssim or 0.0,
-        epsilon=max((found for found, _ in epsilons), default=None),
-        planned_epsilon=max((planned for _, planned in epsilons), default=None),
+        epsilon=max(epsilons, default=None),
+        planned_epsilon=renyi_epsilon(*planned) if private else None,
         parameters=size,
         samples=len(parts[0]) * CLIENTS,
         width=0,
+        least_epsilon=min(epsilons, default=None),
+        exact_epsilon=exact_epsilon(*planned) if private else None,
     )
 
 
@@ -311,8 +324,6 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
     crew = CountedCrew(CLIENTS + 1, "split", setup.seed)
     above = cut_in_three(setup.seed, u_shaped)[1]
     ends: list[tuple[nn.Module, nn.Module | None]] = []
-    sent: list[float] = []
-    labels: list[int] = []
     clients_s: list[float] = []
 
     def train(peer: SimulatedTransport) -> None:
@@ -321,7 +332,6 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
             inner = torch.optim.SGD(above.parameters(), RATE / 2, MOMENTUM)
             server = SplitServer(cut, above, inner)
             server.serve(DEADLINE_S)
-            sent.append(server.traffic.bytes)
             return
         begin_s = time.thread_time()
         below, _, back = cut_in_three(setup.seed, u_shaped)
@@ -338,13 +348,11 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
                 if client.backward(x, y) is not None:
                     optimizer.step()
         client.finish()
-        sent.append(client.traffic.bytes)
-        labels.append(client.traffic.label_bytes)
         clients_s.append(time.thread_time() - begin_s)
 
     crew.run(train)
     samples = len(parts[0]) * CLIENTS
-    counted, label_bytes = sum(sent) / setup.epochs, sum(labels) / setup.epochs
+    counted, label_bytes = (sent / setup.epochs for sent in crossed(crew.tensors, form))
     return split_result(
         setup,
         digits,

@@ -28,6 +28,7 @@ from ragtag.privacy.split import (
     split_bytes,
     state_values,
 )
+from ragtag.recipes.private.counted import crossed
 from ragtag.recipes.private.training import (
     BATCH,
     CLIENTS,
@@ -220,7 +221,7 @@ def in_turn(setup: PrivateSetup) -> PrivateResult:
     clients.hand_to(0)  # the next epoch's first
     spent_s = time.thread_time() - begin_s
     split = clients.splits[0]
-    crossed = [each.traffic for each in clients.splits]
+    traffics = [each.traffic for each in clients.splits]
     ends = nn.ModuleList([split.front, *([split.back] if split.back is not None else [])])
     size, total = len(_flat(ends)), len(_flat(ends)) + len(_flat(clients.above))
     samples = sum(len(part) for part in parts)
@@ -231,10 +232,10 @@ def in_turn(setup: PrivateSetup) -> PrivateResult:
         digits,
         clients.above,
         [(split.front, split.back)],
-        (sum(traffic.bytes for traffic in crossed) + clients.handed_bytes) / setup.epochs,
+        (sum(traffic.bytes for traffic in traffics) + clients.handed_bytes) / setup.epochs,
         formula,
         samples,
-        sum(traffic.label_bytes for traffic in crossed) / setup.epochs,
+        sum(traffic.label_bytes for traffic in traffics) / setup.epochs,
         [spent_s / CLIENTS],  # with the server's part, which runs in the same thread
     )
 
@@ -447,24 +448,21 @@ def split_payload(clients: int, seed: int) -> tuple[int, int]:
     digits, parts = ClientDigits.drawn(seed, clients)
     crew = CountedCrew(clients + 1, "split", seed)
     above = cut_in_three(seed, False)[1]
-    sent: list[int] = []
 
     def train(peer: SimulatedTransport) -> None:
         cut = Cut(peer, cut_form(False))
         if peer.me == 0:
             server = SplitServer(cut, above, torch.optim.SGD(above.parameters(), RATE / 2))
             server.serve(DEADLINE_S)
-            sent.append(server.traffic.bytes)
             return
         client = SplitClient(cut, cut_in_three(seed, False)[0])
         for _, some in _in_turn([parts[peer.me - 1]], seed, 1):
             peer.compute()
             client.backward(digits.train_x[some], digits.train_y[some])
         client.finish()
-        sent.append(client.traffic.bytes)
 
     crew.run(train)
-    return sum(sent), sum(len(part) for part in parts)
+    return crossed(crew.tensors, cut_form(False))[0], sum(len(part) for part in parts)
 
 
 def _lines() -> Faults:

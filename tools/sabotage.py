@@ -2464,6 +2464,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/recipes/test_topk.py", "-k", "tickets_only"),
     ),
     Sabotage(
+        "rounds: a peer waits in one that most have left, as they do for it in the next",
+        AT_ONCE,
+        "return most and self.rounds[self.active].is_left()",
+        "return False",
+        ("tests/protocols/test_node.py", "-k", "most_have_left"),
+    ),
+    Sabotage(
+        "rounds: one peer in the next is enough to leave one",
+        AT_ONCE,
+        "most = 2 * len(self._in_next & waiting) > len(waiting)",
+        "most = bool(self._in_next & waiting)",
+        ("tests/protocols/test_node.py", "-k", "most_have_left"),
+    ),
+    Sabotage(
+        "rounds: what a peer was to take only counts in the round to which it moves on",
+        AT_ONCE,
+        "begun_s, ask, self._taking = self._given",
+        "begun_s, ask, _ = self._given",
+        ("tests/protocols/test_node.py", "-k", "long_absence"),
+    ),
+    Sabotage(
         "rounds: one owner that has ended a round is enough to leave it out",
         "src/ragtag/protocols/rounds/stages.py",
         "return bool(self.tellers) and 2 * len(self.tellers) >= len(self.content.owners())",

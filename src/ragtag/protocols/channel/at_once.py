@@ -97,6 +97,10 @@ class Rounds:
         self.active: int | None = None
         self.rounds: dict[int, Round] = {}
         self._spare: list[Floats] = []
+        self._given: tuple[float, Average | Offer, int] | None = None
+        """What the trainer asked for last, when that was, and how many rounds then were to weigh nothing."""
+        self._in_next: set[PeerId] = set()
+        """Peers that were seen in the round after the one under way."""
         self._ahead: set[PeerId] = set()
         """Peers that were seen ahead of the round under way."""
         self._outrun = False
@@ -257,6 +261,8 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
+        self._given = now_s, ask, self._taking
+        self._in_next.clear()
         number, steps = self._next(ask.due), self._crew.steps
         if not self._serves:  # it begins what others have begun
             number = steps.number(self._number, number)
@@ -294,6 +300,7 @@ class Rounds:
         self._behind |= number > max(self.done + 1, ask.due)  # what went by as it meant to is no lag
         if self._newcomer or (skipped > CATCH_UP and not new):
             self._taking = self._channel.fragments
+            self._given = now_s, ask, self._taking
         self._newcomer = False
         weight = ask.weight if self._taking == 0 else 0.0
         self._taking = max(0, self._taking - 1)
@@ -542,6 +549,8 @@ class Rounds:
         """A peer asks in a round: it began that long ago, and has left the rounds before it."""
         if number - 1 != self.active or self._behind:
             return self._see_ahead(now_s, number, [peer])
+        if self._moves_on(number, [peer]):
+            return self._move_on(now_s)
         return self._settle(self.rounds[self.active].asked_from_next(now_s, peer))
 
     def _deliver_alike(self, now_s: float, number: int, event: Arrived) -> list[Effect]:
@@ -588,10 +597,40 @@ class Rounds:
 
     def _see_ahead(self, now_s: float, number: int, peers: list[PeerId]) -> list[Effect]:
         """Peers are in this round: do not wait for those that are far enough ahead of the round here."""
+        if self._moves_on(number, peers):
+            return self._move_on(now_s)
         if self.active is None or number <= self.active + (not self._behind):
             return []
         ahead = [peer for peer in peers if peer not in self._ahead and peer != self.me]
         return self._pass(now_s, ahead)
+
+    def _moves_on(self, number: int, peers: list[PeerId]) -> bool:
+        """Peers are in the round after the one under way: whether most have gone on to it without this peer.
+
+        No message has overtaken others then: peers end a round without an owner only where they waited for
+        it in vain.
+        """
+        if self._serves or self.active is None or number != self.active + 1:
+            return False
+        self._in_next.update(peers)
+        waiting = self._waiting - self._aside
+        most = 2 * len(self._in_next & waiting) > len(waiting)
+        return most and self.rounds[self.active].is_left()
+
+    def _move_on(self, now_s: float) -> list[Effect]:
+        """Give in the round in which the others are what this peer has given in one that they have left.
+
+        One that was away may begin a round that is long over; they wait for it in theirs, and where a channel
+        averages seldom its trainer would come to that much later.
+        """
+        assert self.active is not None and self._given is not None
+        begun_s, ask, self._taking = self._given
+        if ask.deadline_s is not None:
+            ask = replace(ask, deadline_s=max(0.0, ask.deadline_s - (now_s - begun_s)))
+        del self.rounds[self.active]
+        self.done, self.active, self._behind = self.active, None, True
+        self._ahead.clear()
+        return self._begin(now_s, ask)
 
     def _pass(self, now_s: float, peers: list[PeerId]) -> list[Effect]:
         """These peers are ahead and send nothing of this round any more: end it soon, and catch up.

@@ -152,6 +152,10 @@ class Ring:
         """Nothing happens, as in ``passed``."""
         return []
 
+    def is_left(self) -> bool:
+        """No: a ring ends for all or for none."""
+        return False
+
     def goes_elsewhere(self, question: Run) -> bool:
         """No block does: peers agree on the ring, or it does not turn."""
         return False

@@ -230,6 +230,10 @@ class Round(Protocol):
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         ...
 
+    def is_left(self) -> bool:
+        """Where most are in a later round: whether they have gone on without this peer."""
+        ...
+
     def goes_elsewhere(self, question: Run) -> bool:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         ...

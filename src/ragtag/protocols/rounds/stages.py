@@ -141,6 +141,14 @@ class Stages:
             ),
         )
 
+    def is_left(self) -> bool:
+        """Where most are in a later round: whether they have gone on without this peer.
+
+        Either it has averages to send still, without which they ended the round; or nothing of it has come.
+        """
+        owes = self.waiting.stage == SCATTERING and bool(self.content.mine)
+        return self.waiting.stage != DONE and (owes or not self.waiting.came)
+
     def goes_elsewhere(self, question: Run) -> bool:
         """Whether what a peer asks for goes to another, since this peer assigns the blocks otherwise."""
         stage, block = question.key.stage ^ QUESTION, self.spec.block(question.key)

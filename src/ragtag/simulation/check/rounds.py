@@ -173,6 +173,8 @@ class Checker:
         """A machine has answered: all that it sends and says must follow from what it was asked."""
         if isinstance(event, Average | Offer) and event.channel not in self._left_out:
             self._begins(peer, event, effects)
+        elif isinstance(event, Arrived):
+            self._moves_on(peer, event, effects)
         for effect in effects:
             if isinstance(effect, Send) and effect.run.key.channel not in self._left_out:
                 self._sends(now_s, peer, effect.run)
@@ -183,6 +185,16 @@ class Checker:
                     self._ends(now_s, peer, effect.outcome)
 
     # -- The rules
+
+    def _moves_on(self, peer: PeerId, event: Arrived, effects: list[Effect]) -> None:
+        """A peer may give what it was asked for in the round after the one that most have left."""
+        for channel in {run.key.channel for run in event.runs} - self._left_out - self._grouped:
+            ask, number = self._pending.get((peer, channel)), self._active.get((peer, channel))
+            if ask is None or number is None:
+                continue
+            begun = [e for e in effects if isinstance(e, Arm) and e.timer == (channel, number + 1, "scatter")]
+            if begun:
+                self._begins(peer, ask, list(begun))
 
     def _begins(self, peer: PeerId, ask: Average | Offer, effects: list[Effect]) -> None:
         number = _round_of(ask.channel, effects)

@@ -187,14 +187,19 @@ class Checker:
     # -- The rules
 
     def _moves_on(self, peer: PeerId, event: Arrived, effects: list[Effect]) -> None:
-        """A peer may give what it was asked for in the round after the one that most have left."""
+        """A peer may give what it was asked for in a later round than the one that most have left."""
         for channel in {run.key.channel for run in event.runs} - self._left_out - self._grouped:
             ask, number = self._pending.get((peer, channel)), self._active.get((peer, channel))
             if ask is None or number is None:
                 continue
-            begun = [e for e in effects if isinstance(e, Arm) and e.timer == (channel, number + 1, "scatter")]
-            if begun:
-                self._begins(peer, ask, list(begun))
+            for effect in effects:
+                if (
+                    isinstance(effect, Arm)
+                    and effect.timer.channel == channel
+                    and effect.timer.round > number
+                ):
+                    self._begins(peer, ask, [effect])
+                    break
 
     def _begins(self, peer: PeerId, ask: Average | Offer, effects: list[Effect]) -> None:
         number = _round_of(ask.channel, effects)

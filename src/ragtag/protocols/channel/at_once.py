@@ -608,9 +608,12 @@ class Rounds:
         """Peers are in the round after the one under way: whether most have gone on to it without this peer.
 
         No message has overtaken others then: peers end a round without an owner only where they waited for
-        it in vain.
+        it in vain. A channel of which each step has a round is none to do this in: the step's other rounds
+        would be those of the step before, and the next step comes soon.
         """
-        if self._serves or self.active is None or number != self.active + 1:
+        if self._serves or self._crew.steps.has(self._number):
+            return False
+        if self.active is None or number != self.active + 1:
             return False
         self._in_next.update(peers)
         waiting = self._waiting - self._aside
@@ -620,8 +623,8 @@ class Rounds:
     def _move_on(self, now_s: float) -> list[Effect]:
         """Give in the round in which the others are what this peer has given in one that they have left.
 
-        One that was away may begin a round that is long over; they wait for it in theirs, and where a channel
-        averages seldom its trainer would come to that much later.
+        One that was away may begin a round that is long over. They wait for it in theirs, and its trainer
+        would come to that some steps later.
         """
         assert self.active is not None and self._given is not None
         begun_s, ask, self._taking = self._given

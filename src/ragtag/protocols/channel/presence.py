@@ -228,6 +228,10 @@ class StepOrder:
         self._step = number
         self._now.add(channel)
 
+    def has(self, channel: int) -> bool:
+        """Whether each step has a round of this channel, as far as is known."""
+        return channel in self._now or channel in self._before
+
     def opened(self, channel: int) -> None:
         """A channel is opened, perhaps anew: its rounds are counted from the first."""
         self._now.discard(channel)

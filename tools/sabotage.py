@@ -2487,9 +2487,23 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rounds: a peer moves on in a channel that each step has, too",
         AT_ONCE,
-        "if self._serves or self._crew.steps.has(self._number):",
-        "if self._serves:",
+        "gathers or self._serves or self._crew.steps.has(self._number):",
+        "gathers or self._serves:",
         ("tests/protocols/test_node.py", "-k", "most_have_left"),
+    ),
+    Sabotage(
+        "rounds: rows of the state after a round are moved on to a later one",
+        AT_ONCE,
+        "if self._channel.averager.gathers or self._serves or self._crew.steps.has(self._number):",
+        "if self._serves or self._crew.steps.has(self._number):",
+        ("tests/protocols/test_node.py", "-k", "of_another_channel"),
+    ),
+    Sabotage(
+        "rounds: what is due is moved on to a later round",
+        AT_ONCE,
+        "if self._given is None or self._given[1].due >= self.active:",
+        "if self._given is None:",
+        ("tests/protocols/test_node.py", "-k", "of_another_channel"),
     ),
     Sabotage(
         "rounds: one owner that has ended a round is enough to leave it out",

@@ -24,12 +24,14 @@ from ragtag.core.types import (
     Left,
     MessageKey,
     Noted,
+    Offer,
     Outcome,
     Run,
     Send,
     Timer,
     nobodys,
 )
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.central.channel import centre
 from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
@@ -613,6 +615,32 @@ def test_who_begins_a_round_that_most_have_left_gives_in_the_one_in_which_they_a
     shares = [e.run for e in effects if isinstance(e, Send) and e.run.key.stage == SCATTER]
     assert {run.key.round for run in shares} == ({7} if active == 7 else set())
     assert all((run.weight == 0).all() for run in shares)
+
+
+@pytest.mark.parametrize(
+    ("method", "ask", "active"),
+    [
+        (direct, Average(0, vectors(8, 8)[0], 1.0), 7),
+        (direct, Average(0, vectors(8, 8)[0], 1.0, due=6), 6),
+        (gather, Offer(0, np.zeros((1, CHUNK_BYTES), np.uint8), 1.0), 6),
+    ],
+    ids=["of no other round", "due", "rows"],
+)
+def test_what_belongs_to_a_round_of_another_channel_is_not_moved_on(
+    method: Averager, ask: Average | Offer, active: int
+) -> None:
+    """Its peer would begin the next before its time: from then on all would wait for each other in each."""
+    node = Node(0, 8, 1)
+    node.configure(0, Channel(method, TINY, 8, probe_s=100.0, rtt_s=0.01))
+    node.configure(1, Channel(direct, TINY, 8, probe_s=100.0, rtt_s=0.01))
+    node.step(0.0, Average(1, vectors(8, 8)[0], 1.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds)
+    rounds.resume(5)
+    node.step(0.0, ask)
+    for peer in range(1, 6):
+        node.step(0.1, Arrived((question(peer, MessageKey(0, 7, SCATTER, 0)),)))
+    assert rounds.active == active
 
 
 def test_who_begins_too_late_again_and_again_leaves_a_round_out() -> None:

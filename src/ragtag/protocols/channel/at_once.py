@@ -609,11 +609,15 @@ class Rounds:
 
         No message has overtaken others then: peers end a round without an owner only where they waited for
         it in vain. A channel of which each step has a round is none to do this in: the step's other rounds
-        would be those of the step before, and the next step comes soon.
+        would be those of the step before, and the next step comes soon. Nor is one whose rounds belong to
+        those of another (rows are of the state after one; a round may be due): its peer would come to the
+        next before its time, and all would wait for each other in every one from then on.
         """
-        if self._serves or self._crew.steps.has(self._number):
+        if self._channel.averager.gathers or self._serves or self._crew.steps.has(self._number):
             return False
         if self.active is None or number != self.active + 1:
+            return False
+        if self._given is None or self._given[1].due >= self.active:
             return False
         self._in_next.update(peers)
         waiting = self._waiting - self._aside

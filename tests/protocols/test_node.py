@@ -44,6 +44,7 @@ from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, blob_message
 from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
 from ragtag.protocols.rounds.rps import rps, rps_repair
+from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.centres import Each
 from tests.protocols.harness import TINY, World, mean_of_heard, members, vectors
 
@@ -563,6 +564,37 @@ def test_a_peer_that_asks_in_a_later_round_has_left_this_one() -> None:
     assert outcome.total_s == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("tell", "over"), [(3, False), (4, True)])
+def test_shares_that_went_to_another_owner_are_not_waited_for_once_half_of_them_have_told(
+    tell: int, over: bool
+) -> None:
+    """One that begins a round long after the others had it, takes itself for an owner, and they did not. One
+    peer alone is not believed: it could cut all owners' rounds short.
+    """
+    node = Node(0, 8, 1)
+    node.configure(0, Channel(direct, TINY, 8, probe_s=100.0, rtt_s=0.01))
+    node.step(0.0, Average(0, vectors(8, 8)[0], 1.0))
+    key, payload = MessageKey(0, 0, GATHER, 0), TINY.encode(vectors(8, 1)[1])
+    effects: list[Effect] = []
+    for peer in range(1, 1 + tell):
+        told = whole_message(peer, key, payload, np.ones(1, np.float32), np.array([0xFE], np.uint64))
+        effects += node.step(0.1, Arrived([told]))
+    assert any(isinstance(e, Send) and e.run.key.stage == GATHER for e in effects) == over
+
+
+def test_so_are_rows() -> None:
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(gather, TINY, 3, probe_s=100.0, rtt_s=0.01))
+    node.step(0.0, Offer(0, np.zeros((3, CHUNK_BYTES), np.uint8), 1.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and isinstance(rounds.rounds[0], Stages)
+    (mine,) = rounds.rounds[0].content.mine
+    rows, rolls = np.zeros((1, CHUNK_BYTES), np.uint8), np.array([0b110], np.uint64)
+    told = whole_message(1, MessageKey(0, 0, GATHER, mine), rows, np.ones(1, np.float32), rolls)
+    effects = node.step(0.1, Arrived([told]))
+    assert any(isinstance(e, Send) and e.run.key.stage == GATHER for e in effects)
+
+
 @pytest.mark.parametrize(("weight", "number"), [(1.0, 4), (0.0, 3)])
 def test_who_is_behind_begins_the_round_after_the_one_that_is_over_unless_it_only_takes(
     weight: float, number: int
@@ -571,8 +603,8 @@ def test_who_is_behind_begins_the_round_after_the_one_that_is_over_unless_it_onl
     for peer in (1, 2):
         node.step(0.1, reduced(peer, 2, 0b110))
     node.step(0.2, reduced(1, 3, 0b110))
-    node.step(0.3, Average(0, vectors(3, 1)[0], weight))
-    ended = [e for peer in (1, 2) for e in node.step(0.4, reduced(peer, 9, 0b110))]
+    ended = node.step(0.3, Average(0, vectors(3, 1)[0], weight))
+    ended += [e for peer in (1, 2) for e in node.step(0.4, reduced(peer, 9, 0b110))]
     assert [outcome.round for outcome in outcomes_of(ended)] == [number]
 
 

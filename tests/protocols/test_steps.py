@@ -70,6 +70,17 @@ def test_a_channel_is_of_the_steps_once_it_has_their_number() -> None:
     assert steps.number(B, 3) == 30
 
 
+def test_rounds_that_are_followed_tell_the_number_alone() -> None:
+    """One that followed rounds of one channel had numbers in others that were one behind ever after."""
+    steps = begun((A, 0), (B, 0), (A, 1), (B, 1))
+    for number in (9, 10, 11):
+        steps.begins(A, number, gives=False)
+    assert steps.number(B, 10) == 11
+    steps.begins(B, 11)
+    steps.begins(A, 12)
+    assert steps.number(B, 11) == 12
+
+
 def test_a_channel_that_is_opened_anew_is_counted_from_the_first() -> None:
     steps = begun((A, 0), (B, 0), (A, 20), (B, 1))
     for channel in (A, B):

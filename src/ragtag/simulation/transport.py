@@ -668,6 +668,7 @@ class SimulatedTransport(Posting):
 
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
+        ask = replace(ask, aside=ask.aside | self.standing.elsewhere(ask.channel) - {self.me})
         others, rates = sorted(self._node.live - {self.me}), self.rates()
         # where no line has a delay of its own the channel's ``rtt_s`` is everybody's
         apart = any(line.latency_s for line in world.faults.lines)
@@ -717,6 +718,10 @@ class SimulatedTransport(Posting):
             if self.crew.until(self.me, what, lambda: self._node.newer(channel), look_s):
                 return True
         return self._node.newer(channel)
+
+    def heard_of(self, channel: int) -> int:
+        """The newest round of a channel that anything has come of; -1: none."""
+        return self._node.heard_of(channel) if channel in self._openings else -1
 
     def newer(self, channel: int) -> bool:
         """Whether others are known to have begun a round of a channel that this peer has not."""

@@ -459,7 +459,8 @@ class DriverTransport:
 
     def _begin(self, ask: Average | Offer) -> DriverPending:
         overlap = self._overlaps.setdefault(ask.channel, Overlap())
-        ask = replace(ask, overlap_s=overlap.begins(self._driver.now_s()))
+        aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
+        ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
         return DriverPending(self._driver.average(ask), self._driver, overlap)
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:

@@ -271,7 +271,7 @@ class Rounds:
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
         if not self._serves:
-            steps.begins(self._number, number)
+            steps.begins(self._number, number, ask.weight > 0)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
         new, skipped = self.done < 0, number - self.done - 1
@@ -475,13 +475,16 @@ class Rounds:
         if machine is None:
             auxiliary = crew.auxiliary
             assisting = crew.presence.assisting if self._channel.assisted else NOBODY
+            live = crew.live - self._aside or crew.live
+            if not self._serves and 0 <= self.done < number - 1 - CATCH_UP:  # it owns nothing to the others
+                live = live - {self.me} or live
             setting = Setting(
                 me=self.me,
                 n=crew.cut,
                 seed=crew.seed,
                 channel=self._number,
                 round=number,
-                live=(crew.live - self._aside or crew.live) | assisting,
+                live=live | assisting,
                 present=(frozenset(range(crew.cut)) - crew.gone) | auxiliary,
                 n_chunks=self._channel.n_chunks,
                 codec=self._channel.codec,

@@ -206,6 +206,9 @@ class StepOrder:
 
     A channel is of the steps while each of them has a round of it that has the step's number. Others, such as
     one that is averaged at every tenth step, are numbered by themselves.
+
+    One that follows rounds of a channel, until it has the crew's state, takes no steps by them. So a round to
+    which a peer gives nothing tells the step's number alone, and not which channels a step has.
     """
 
     def __init__(self) -> None:
@@ -219,10 +222,10 @@ class StepOrder:
             return max(number, self._step + 1)
         return max(number, self._step) if channel in self._before else number
 
-    def begins(self, channel: int, number: int) -> None:
+    def begins(self, channel: int, number: int, gives: bool = True) -> None:
         """A round of a channel begins. A step is over when one of its channels begins anew."""
         if channel in self._now:
-            self._before, self._now = self._now, set()
+            self._before, self._now = self._now if gives else self._before | self._now, set()
         elif channel not in self._before and self._now and number != self._step:
             return
         self._step = number

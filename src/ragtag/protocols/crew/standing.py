@@ -30,6 +30,8 @@ END = topic_of("finish")
 """Where peers post what they hold once they have come to their end."""
 NO_STATE = -1
 """The round of a peer's state that has had none of the crew's."""
+AWAY = -2
+"""In its place: this peer follows no rounds while it catches up."""
 _ENTRY = struct.Struct("<Iq")
 _ENTRIES_MAX = 64
 
@@ -91,6 +93,12 @@ class Standing:
         """The peers that have said that they are behind on a channel, with the rounds of their states."""
         told = {peer: decode(post.blob) for peer, post in self._board.notices(TOPIC).posts.items()}
         return {peer: behind[channel] for peer, behind in told.items() if channel in behind}
+
+    def elsewhere(self, channel: int) -> frozenset[int]:
+        """The peers that are behind, and follow no rounds of a channel until they have the crew's state."""
+        posts = self._board.notices(TOPIC).posts
+        told = {peer: decode(post.blob) for peer, post in posts.items() if post.blob}
+        return frozenset(p for p, behind in told.items() if behind and behind.get(channel, AWAY) == AWAY)
 
     def ahead(self, channel: int) -> bool:
         """Whether a peer that lives may have a newer state than this one.

@@ -164,6 +164,8 @@ class Rows:
         if message is None:
             message = table[run.peer, block] = _Message(total)
         message.take(run)
+        if stage == GATHER and self.spec.owners[block] == self.spec.me:
+            return message.incoming, stages.owns_it_too(now_s, run, block)
         return message.incoming, []
 
     # -- Decide: tell every member which rows of this peer's blocks came

@@ -149,7 +149,7 @@ class Values:
         stages.tellers.add(run.peer)
         owner = self.spec.owners[block]
         if owner == self.spec.me:
-            return None, stages.owns_it_too(now_s, run.peer, block)
+            return None, stages.owns_it_too(now_s, run, block)
         incoming = self._gathered.get(block)
         if incoming is None or waiting.stage > GATHERING:
             return None, []

@@ -16,6 +16,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from ragtag.core.types import (
     Arm,
     Arrived,
@@ -37,7 +39,7 @@ from ragtag.core.types import (
     Send,
 )
 from ragtag.protocols.rounds.asking import ANSWERS, QUESTION
-from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec
+from ragtag.protocols.rounds.base import GATHER, NACK, SCATTER, Incoming, Lesson, Spec, peers_in
 from ragtag.protocols.rounds.progress import BEFORE, DONE, GATHERING, QUORUM, SCATTERING, Share, Waiting
 from ragtag.protocols.rounds.repair import Repairer
 
@@ -109,6 +111,8 @@ class Stages:
         self.outcome: Outcome | None = None
         self.tellers = set[PeerId]()
         self.waiting = Waiting(spec)
+        self._elsewhere: dict[int, int] = {}
+        """Whose shares went into what others made of this peer's blocks, a bit each, by the block."""
         self._repair, self._repair_after, self._repair_after_until_s = repair, repair_after, 0.0
         self._started_s = self._reduced_s = 0.0
 
@@ -251,6 +255,10 @@ class Stages:
             if spec.quorum and (weight > 0).any():
                 waiting.counted.add(run.peer)
         incoming, effects = self.content.take(self, now_s, run, block)
+        if stage == GATHER and self._elsewhere and self.told:
+            for mine, roll in self._elsewhere.items():
+                for peer in peers_in(roll):
+                    waiting.elsewhere(peer, mine)
         if incoming is None:
             return effects
         waiting.came.add(run.peer)
@@ -266,15 +274,18 @@ class Stages:
             effects += self._ask(now_s, run, incoming, self._repair)
         return effects
 
-    def owns_it_too(self, now_s: float, peer: PeerId, block: int) -> list[Effect]:
-        """A peer sends an average of one of this peer's blocks, so its own share has gone into that.
+    def owns_it_too(self, now_s: float, run: Run, block: int) -> list[Effect]:
+        """A peer sends what it made of one of this peer's blocks, so its own share has gone into that. So
+        have those of all that it names: that is believed of a round that is over for others.
 
         The two disagree on the owner (one may not hear the other). Waiting for the share would take until the
         deadline. A peer that owns all blocks sends nothing before it reduces, so it would be heard only when
         the round is over for others, in later rounds too, and would not be taken for living.
         """
-        self.waiting.came.add(peer)
-        self.waiting.elsewhere(peer, block)
+        self.waiting.came.add(run.peer)
+        self.waiting.elsewhere(run.peer, block)
+        roll = int(np.bitwise_or.reduce(run.heard, initial=np.uint64(0)))
+        self._elsewhere[block] = self._elsewhere.get(block, 0) | roll
         return self.waiting.look_around(now_s)
 
     def _ask(self, now_s: float, run: Run, incoming: Incoming, repair: Repairer) -> list[Effect]:

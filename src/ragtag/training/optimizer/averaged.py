@@ -106,6 +106,8 @@ class AveragedModel:
         self.arrive: Callable[[], Outcome | None] | None = None
         """What the next average begins with, once: it brings the crew's model to a peer that was not there.
         Its outcome takes that average's place (``None``: the average follows)."""
+        self.look: Callable[[], None] = lambda: None
+        """Called before each average: it gets the state of a crew that has gone on without this peer."""
         self.left_out: tuple[str, ...] = ()
         """Floating-point buffers that are not averaged (known once averaging has begun)."""
         self.left = False
@@ -261,6 +263,7 @@ class AveragedModel:
 
     def _arrive(self) -> Outcome | None:
         """Get into step with the crew, where this peer is not; the last round of doing so."""
+        self.look()
         if self.arrive is None:
             return None
         arrive, self.arrive = self.arrive, None

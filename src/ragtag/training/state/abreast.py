@@ -1,4 +1,4 @@
-"""One peer in step with its crew, live and simulated: it looks back after each round, and catches up.
+"""One peer in step with its crew, live and simulated: it looks whether rounds went by, and catches up.
 
 A peer whose rounds went on without it, as it was frozen or cut off, or that comes late, lacks the steps of
 these rounds. Where gradients are averaged it gets the state and the steps after it in its next average
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ragtag.core.types import Noted, Outcome
-from ragtag.protocols.crew.standing import NO_STATE, Standing
+from ragtag.protocols.crew.standing import AWAY, NO_STATE, Standing
 from ragtag.protocols.node import CATCH_UP
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.state.follower import rounds_max
@@ -41,6 +41,10 @@ class CrewTransport(Transport, Protocol):
     @property
     def late(self) -> bool:
         """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once."""
+        ...
+
+    def heard_of(self, channel: int) -> int:
+        """The newest round of a channel that anything has come of; -1: none."""
         ...
 
     def take_part(self, channel: int, round_: int) -> None:
@@ -92,6 +96,8 @@ class Abreast:
         """
         first = self._keeper.first is None
         self._keeper.take_in(averaged)
+        if first:
+            averaged.look = self._look
         if not self._transport.late:
             return
         if first and averaged.follower is not None:
@@ -105,12 +111,23 @@ class Abreast:
         self._transport.take_part(averaged.channel, -1 if round_ is None or not first else round_)
         self.came_s = self._transport.now_s() if first else None
 
-    def averaged(self, outcome: Outcome) -> None:
-        """After a round: give the state to a peer that waits for it; take it anew after a long absence.
+    def _look(self) -> None:
+        """Before a peer that was away averages again: get the state of the crew that went on without it.
 
-        While the state is fetched the crew goes on, so that the next gap is this peer's own doing. That may
-        take no longer than it was away. Where gradients are averaged it is fetched in the next average; where
-        there is nothing beside averaged models, the average that has just come has brought it.
+        Until it begins a round of theirs nobody waits for it. Once it has, all wait in each round until it
+        has the state.
+        """
+        kept, last = self._keeper.first, self._last_round
+        if kept is None or last is None or kept.stands_aside:
+            return
+        if kept.asked.averager.kind != "at once":
+            return  # in groups, and around a centre, there are no rounds that all have
+        if self._transport.heard_of(kept.channel) - last > 1 + CATCH_UP:
+            self._was_away(kept, last, self._transport.now_s() - self._last_s)
+
+    def averaged(self, outcome: Outcome) -> None:
+        """After a round: give the state to a peer that waits for it; take it anew after a long absence, where
+        nothing of the crew's rounds had come before this one.
         """
         keeper, kept = self._keeper, self._keeper.first
         if kept is None or outcome.channel != kept.channel:
@@ -120,16 +137,26 @@ class Abreast:
         away_s, self._last_s = now_s - self._last_s, now_s
         self._count(kept, outcome.round)
         if last is not None and outcome.round - last > 1 + CATCH_UP and not kept.stands_aside:
-            if kept.follower is not None and self._donors is not None:
-                self._fall_behind(outcome.channel, last)
-                kept.arrive = partial(self._arrives, False, last)
+            self._was_away(kept, last, away_s)
+            if kept.arrive is not None:
                 return
-            if not keeper.only_model:
-                self._fall_behind(outcome.channel, last)
-                self.fetch(away_s)
-                self._come_abreast(outcome.channel)
-            self._last_round = None
         keeper.offer(outcome.round)
+
+    def _was_away(self, kept: AveragedModel, last: int, away_s: float) -> None:
+        """Get the crew's state after a long absence.
+
+        While it is fetched the crew goes on, so that the next gap is this peer's own doing. That may take no
+        longer than it was away. Where gradients are averaged it is fetched in the next average; where there
+        is nothing beside averaged models, the next average brings it.
+        """
+        self._last_round = None
+        if kept.follower is not None and self._donors is not None:
+            self._fall_behind(kept.channel, last)
+            kept.arrive = partial(self._arrives, False, last)
+        elif not self._keeper.only_model:
+            self._fall_behind(kept.channel, AWAY)
+            self.fetch(away_s)
+            self._come_abreast(kept.channel)
 
     def _count(self, kept: AveragedModel, round_: int) -> None:
         """What is kept counts the steps of the rounds that this peer left out, whatever comes of its absence.
@@ -165,7 +192,7 @@ class Abreast:
             state = self._transport.await_future(keeper.asking(self._donors, behind)(at_most_s))
             if state is None or not keeper.put(state):
                 return None
-        self._counted = state.round
+        self._counted, self._steps = state.round, kept.progress[0]
         self._transport.goes_on_after(kept.channel, state.round)
         return state.round
 

@@ -1,0 +1,71 @@
+"""A peer that comes back from a freeze costs the others no more than it did while it was away."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+import torch
+from torch import nn
+
+from ragtag.core.faults import Faults, Freeze, Loss
+from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.recipes.abreast import Keeps
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.align.plan import Align
+from ragtag.training.optimizer.optimizer import CrewOptimizer
+
+G, M = "gradients", "models"
+FROM = 20
+"""Steps of the others before which the freeze itself, and its first rounds, are over."""
+
+
+@pytest.mark.parametrize(
+    ("n", "computes_s", "loss", "frozen_s", "averages", "every", "seed"),
+    [
+        pytest.param(4, 0.02, 0.0, 0.69, [G], [8], 7, id="gradients"),
+        pytest.param(5, 0.1, 0.02, 2.39, [G], [10], 37, id="gradients, a comparison that is long over"),
+        pytest.param(5, 0.02, 0.02, 0.75, [M], [10], 29, id="models"),
+        pytest.param(4, 0.1, 0.02, 2.32, [M], [4], 23, id="models, slowly"),
+        pytest.param(3, 0.1, 0.05, 2.07, [G, M], [10, 2], 43, id="two"),
+        pytest.param(4, 0.02, 0.02, 2.6, [G, M, G], [2, 4, 8], 63, id="three"),
+        pytest.param(4, 0.02, 0.02, 0.73, [M, G, G], [10, 2, 2], 45, id="three, models first"),
+    ],
+)
+def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(
+    n: int, computes_s: float, loss: float, frozen_s: float, averages: list[str], every: list[int], seed: int
+) -> None:
+    """They waited for it while it got their state: up to 29 usual steps in one, and 15 s in all."""
+    freeze = Freeze(1, 15.3 * computes_s + 0.3, frozen_s)
+    faults = Faults(latency_s=0.002, rate_bytes_per_s=1e7, loss=Loss(loss), freezes=(freeze,))
+    steps_s: dict[int, list[float]] = {}
+
+    def train(peer: SimulatedTransport) -> None:
+        torch.manual_seed(0)
+        models = [nn.Linear(40, 40) for _ in averages]
+        keeps = Keeps(peer, 3)
+        optimizers = [
+            CrewOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), peer, model=model, name=f"m{i}",
+                average=averages[i], method=AllReduce(),
+                align=Align(every[i]) if averages[i] == G else False, **keeps.hooks,
+            )
+            for i, model in enumerate(models)
+        ]  # fmt: skip
+        draw = torch.Generator().manual_seed(peer.me)
+        mine = steps_s.setdefault(peer.me, [])
+        while optimizers[0].outcome is None or optimizers[0].outcome.round < 90:
+            began_s = peer.now_s()
+            peer.compute()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.randn(8, 40, generator=draw)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            mine.append(peer.now_s() - began_s)
+
+    SimulatedCrew(n, faults, seed=seed, cost=ComputeCost(computes_s, sigma=0.05, seed=seed)).run(train)
+    assert len(steps_s[1]) < 90, "it was away"
+    for peer in set(range(n)) - {1}:
+        assert max(steps_s[peer][FROM:]) < 1.8 * median(steps_s[peer]), peer

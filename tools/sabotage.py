@@ -1217,6 +1217,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (INTERNET, "-k", "hundredth"),
     ),
     Sabotage(
+        "internet: a quorum that leaves peers out passes by a loss that is near",
+        "src/ragtag/recipes/internet/compare.py",
+        "1.0, SAME,",
+        "1.0, 0.01,",
+        (INTERNET, "-k", "who_is_there"),
+    ),
+    Sabotage(
         "internet: no peer is ever missing",
         WAYS,
         "< self.missing",

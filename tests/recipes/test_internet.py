@@ -13,7 +13,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.lr_scheduler import LambdaLR
 
 import ragtag
-from ragtag.core.types import Outcome
+from ragtag.core.types import Arm, Effect, Outcome
+from ragtag.protocols.rounds.progress import Waiting
 from ragtag.recipes import RECIPES
 from ragtag.recipes.diloco import training as shared
 from ragtag.recipes.diloco.training import Method, Setup
@@ -37,6 +38,7 @@ from ragtag.recipes.internet.training import (
     EVERY_STEP,
     MULOCO,
     NOLOCO,
+    QUORATE,
     SPARSELOCO,
     WAYS,
     Attends,
@@ -200,6 +202,7 @@ def test_rows_are_green_where_all_is_as_the_papers_say() -> None:
         (SPARSELOCO, 0.0, 1.52),
         (NOLOCO, 0.0, 1.57),
         (NOLOCO, 0.0, 1.43),
+        (QUORATE, 0.0, 1.503),
         (DECOUPLED, 0.0, 1.54),
         (MULOCO, 0.0, 1.51),
         (ALONE, 0.0, 1.5),
@@ -211,6 +214,24 @@ def test_rows_are_green_where_all_is_as_the_papers_say() -> None:
 def test_a_loss_that_is_not_turns_a_row_red(way: str, missing: float, loss: float) -> None:
     runs = [replace(r, losses=[loss]) if (r.way, r.missing) == (way, missing) else r for r in as_wished()]
     assert not all(row.ok for row in loss_rows(runs))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_quorum_leaves_nobody_out_who_is_there(text, monkeypatch, broken: bool) -> None:
+    """One that waits for nobody else is told apart by less than a percent of the loss."""
+    if broken:
+        enough = Waiting.enough
+
+        def at_once(self: Waiting, now_s: float) -> list[Effect]:
+            grace = enough(self, now_s)
+            self._enough_s = now_s
+            return [replace(effect, at_s=now_s) for effect in grace if isinstance(effect, Arm)]
+
+        monkeypatch.setattr(Waiting, "enough", at_once)
+    runs = [train_way(setup(way), 0.0, text) for way in (DILOCO, QUORATE)]
+    others = [run for run in as_wished() if run.missing or run.way not in (DILOCO, QUORATE)]
+    found = next(row for row in loss_rows([*others, *runs]) if row.quantity == QUORATE)
+    assert found.ok is not broken and found.measured == pytest.approx(1.0, abs=0.01)
 
 
 def test_bytes_and_time_that_are_not_turn_rows_red() -> None:

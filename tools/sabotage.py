@@ -1217,6 +1217,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (INTERNET, "-k", "hundredth"),
     ),
     Sabotage(
+        "dedloc: a step has each peer's last batch for all of its samples",
+        "src/ragtag/training/optimizer/modes.py",
+        "total.add_(gradient, alpha=self.batch)",
+        "total.copy_(gradient).mul_(self._gathered + self.batch)",
+        ("tests/recipes/test_dedloc.py", "-k", "half_of_their"),
+    ),
+    Sabotage(
         "internet: a quorum that leaves peers out passes by a loss that is near",
         "src/ragtag/recipes/internet/compare.py",
         "1.0, SAME,",

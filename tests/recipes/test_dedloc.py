@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def ran(rule: str, world: str, **more: object) -> CrewRun:
         survivors=4,
     )
     if rule == GATHERS:
-        found = replace(found, computed=1300.0, counted=1300.0, overshoot=0.02)
+        found = replace(found, computed=1300.0, counted=1300.0, overshoot=0.02, replayed=list(FALLING))
     return replace(found, **more)  # type: ignore[arg-type]
 
 
@@ -84,7 +85,10 @@ def failed(found: list[Row]) -> list[str]:
 def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
     assert failed(all_rows(results())) == []
     late = [loss + 0.01 for loss in FALLING]
-    assert failed(all_rows(results(losses=late))) == ["calm: of 2 windows, outside the band"]
+    apart = "calm: beside one process's on the samples that were counted, farthest"
+    assert failed(all_rows(results(replayed=[loss + 1e-4 for loss in FALLING]))) == [apart]
+    assert failed(all_rows(results(replayed=FALLING[:19]))) == [apart]
+    assert failed(all_rows(results(losses=late, replayed=late))) == ["calm: of 2 windows, outside the band"]
     assert failed(all_rows(results(world=FAULTY, overshoot=0.13))) == [
         f"{FAULTY}: beyond the target, a share of it"
     ]
@@ -100,7 +104,7 @@ def test_all_is_well_and_each_row_turns_red_by_what_it_is_about() -> None:
     assert failed(all_rows(results(world=FAULTY, ended_s=slow))) == [
         f"{FAULTY}: time to a loss of {compare.LOSS:g}, over lockstep's"
     ]
-    for what in ("over_rules", "program_over_rules", "over_brute"):
+    for what in ("program_over_rules", "over_brute"):
         assert len(failed(all_rows(results(at_random={what: 0.9})))) == 1
 
 
@@ -174,8 +178,28 @@ def test_a_crew_takes_the_large_batchs_steps(broken: bool, monkeypatch: pytest.M
     apart = abs(window_means(found.losses, 10)[0] - window_means(large_batch(7, 10, 256), 10)[0])
     assert (apart > 0.003) is broken
     assert found.unaccounted == 0.0 and found.survivors == 4
+    assert (found.replay_apart > compare.REPLAYED) is broken
     if not broken:
         assert found.counted == sum(found.samples) >= 10 * 256 and found.goodput > 0.6
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_steps_of_half_of_their_samples_are_told_apart(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their losses lie as near to the large batch's as others'."""
+    if broken:
+        gather, number = Gradients._gather, count()
+
+        def every_other(self: Gradients) -> None:
+            for parameter in self._parameters:
+                parameter.grad.mul_(2.0 * (next(number) // len(self._parameters) % 2))
+            gather(self)
+
+        monkeypatch.setattr(Gradients, "_gather", every_other)
+    setup = CrewSetup(peers=4, target=256, batch=16, steps=10, change=4)
+    alone = [large_batch(seed, setup.steps, setup.target) for seed in range(5)]
+    found = crew_run(setup, GATHERS, CALM, 1)
+    assert outside_band([found], alone) == 0
+    assert (found.replay_apart > compare.REPLAYED) is broken
 
 
 @pytest.mark.slow

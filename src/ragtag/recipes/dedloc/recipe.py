@@ -34,7 +34,9 @@ NOTES = (
     "Crews train in virtual time; peers are users' optimizers, and each sample is used once. Losses and "
     "times are seen at peer 0, which neither dies nor freezes.",
     "A window is within the band where a crew's loss, a mean over ten steps and its seeds, is no further "
-    "out than the lowest and the highest of one process's seeds and their standard deviation.",
+    "out than the lowest and the highest of one process's seeds and their standard deviation. That does not "
+    "tell steps of half as many samples apart: so a calm crew is held, too, to one process on the very "
+    "samples that its peers counted in each step.",
     "A crew in lockstep averages gradients in each step: every peer computes the same part of the large "
     "batch, and the slowest is waited for. A peer that died is not replaced, so its steps have fewer samples "
     "from then on.",
@@ -44,8 +46,8 @@ NOTES = (
     "for three steps' time. Where members change, one in sixteen (of eight, one) dies every ten steps and as "
     "many come: each takes the crew's state over in its first average. All together are 64 at most: 52 at a "
     "time, or 8 of 11.",
-    "Plans are never slower than the rules, from which they begin; so the linear program is judged by "
-    "itself, too.",
+    "Plans are never slower than the rules, from which they begin: the linear program is judged by itself, "
+    "and plans beside all choices of who computes.",
 )
 
 

@@ -11,6 +11,7 @@ small batches as a peer with a target would need for it, and all average.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -141,6 +142,8 @@ class CrewRun:
     computed, counted, pending, dropped: by the accounts of the survivors, with a target (else nothing).
     unaccounted: the largest difference in one peer's account between computed and what became of it.
     overshoot: of peer 0's account.
+    replayed: losses of one process that takes each step on the very samples that peers counted in it: of a
+        calm crew with a target (else nothing).
     """
 
     setup: CrewSetup
@@ -158,6 +161,7 @@ class CrewRun:
     dropped: dict[str, float] = field(default_factory=dict)
     unaccounted: float = 0.0
     overshoot: float = 0.0
+    replayed: list[float] = field(default_factory=list)
 
     @property
     def goodput(self) -> float:
@@ -173,6 +177,15 @@ class CrewRun:
         """When the loss was first so low; infinite: never."""
         ends = zip(self.ended_s, self.losses, strict=True)
         return next((at_s for at_s, now in ends if now <= loss), math.inf)
+
+    @property
+    def replay_apart(self) -> float:
+        """The largest difference of a step's loss from that of one process on the same samples; NaN, which no
+        row passes: there is none for each step.
+        """
+        if len(self.losses) != len(self.replayed):
+            return math.nan
+        return worst(abs(a - b) for a, b in zip(self.losses, self.replayed, strict=True))
 
     def account(self, accounts: list[Account]) -> None:
         """Take down what became of the survivors' samples."""
@@ -208,17 +221,56 @@ def first_model() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def large_batch(seed: int, steps: int, target: int) -> list[float]:
     """The loss on samples held out after each step of one process with the large batch."""
+    return _alone(drawn_samples(seed, -2, step, target) for step in range(steps))
+
+
+def _alone(batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """The loss on samples held out after each step of one process."""
     torch.set_num_threads(1)
     model, sgd = first_model()
     judges = drawn_samples(0, -1, 0, HELD_OUT)
     losses = []
-    for step in range(steps):
-        x, y = drawn_samples(seed, -2, step, target)
+    for x, y in batches:
         sgd.zero_grad()
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         sgd.step()
         losses.append(_loss(model, judges))
     return losses
+
+
+class Counted:
+    """Which batches are in which step of a crew, by what its peers' accounts say of them.
+
+    batches: of each step: the peer and the number of its batch.
+    """
+
+    def __init__(self, setup: CrewSetup, seed: int) -> None:
+        self._setup, self._seed = setup, seed
+        self._gathered: dict[PeerId, list[int]] = {}
+        self._before: dict[PeerId, float] = {}
+        self.batches: dict[int, list[tuple[PeerId, int]]] = {}
+
+    def computed(self, peer: PeerId, at: int) -> None:
+        """A peer has computed a batch."""
+        self._gathered.setdefault(peer, []).append(at)
+
+    def averaged(self, peer: PeerId, step: int, counted: float) -> None:
+        """A step is over at a peer, which has counted so many samples since it began."""
+        gathered, before = self._gathered.pop(peer, []), self._before.get(peer, 0.0)
+        self._before[peer] = counted
+        if counted - before == len(gathered) * self._setup.batch:
+            self.batches.setdefault(step, []).extend((peer, at) for at in gathered)
+
+    def replay(self) -> list[float]:
+        """The loss after each step of one process that takes these samples."""
+        return _alone(self._samples(step) for step in range(self._setup.steps))
+
+    def _samples(self, step: int) -> tuple[Tensor, Tensor]:
+        drawn = [
+            drawn_samples(self._seed, peer, at, self._setup.batch) for peer, at in self.batches.get(step, [])
+        ]
+        x, y = zip(*drawn, strict=True) if drawn else ([torch.zeros(0, INPUTS)], [torch.zeros(0).long()])
+        return torch.cat(x), torch.cat(y)
 
 
 def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
@@ -229,6 +281,7 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
     found, judges = CrewRun(setup, rule, world, seed), drawn_samples(0, -1, 0, HELD_OUT)
     cost = ComputeCost(SAMPLE_S, setup.speeds(world), JITTER, seed)
     useful: dict[PeerId, float] = {}
+    shared = Counted(setup, seed)
 
     def train(peer: SimulatedTransport) -> Account | None:
         model, sgd = first_model()
@@ -247,6 +300,7 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
                 found.samples.append(samples_of(outcome))
             if optimizer.samples is not None:
                 useful[peer.me] = optimizer.samples.counted
+                shared.averaged(peer.me, outcome.round, optimizer.samples.counted)
 
         keeps = Keeps(peer, seed, over)
         optimizer = CrewOptimizer(sgd, peer, model=model, **how, **keeps.hooks)
@@ -257,6 +311,7 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
                 x, y = drawn_samples(seed, peer.me, at, setup.batch)
                 loss = F.cross_entropy(model(x), y) / batches
                 loss.backward()  # type: ignore[no-untyped-call]
+                shared.computed(peer.me, at)
                 at += 1
             optimizer.step()
             optimizer.zero_grad()
@@ -272,6 +327,8 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
     found.survivors = len(living)
     found.useful = sum(useful.values()) if rule == GATHERS else sum(found.samples)
     found.account(living)
+    if rule == GATHERS and world == CALM:
+        found.replayed = shared.replay()
     return found
 
 

@@ -2243,6 +2243,21 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (HELD_PRIVATE, "-k", "is_the_plans"),
     ),
     Sabotage(
+        "private recipe: messages of secure averages leave twice",
+        "src/ragtag/privacy/secagg.py",
+        "        self._transport.publish(Publish(self._channel, found, clock=clock))",
+        """        for _ in range(2):
+            self._transport.publish(Publish(self._channel, found, clock=clock + _))""",
+        (HELD_PRIVATE, "-k", "measured and secure"),
+    ),
+    Sabotage(
+        "private recipe: sums over clients are the recipe's own",
+        "src/ragtag/recipes/private/training.py",
+        "updates = _secure_sums(each, setup.seed)",
+        "updates = {name: g.sum(1) for name, g in each.items()}",
+        (HELD_PRIVATE, "-k", "that_secure_averages_give"),
+    ),
+    Sabotage(
         "private recipe: epsilon of the first seed is judged",
         "src/ragtag/recipes/private/recipe.py",
         """    for result in of_method(results, "federated, private"):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from ragtag.privacy import epsilon_of
+from ragtag.privacy import SecureAverage, epsilon_of
+from ragtag.protocols.secagg import SecureSetting
 from ragtag.recipes.cache import ResultCache
 from ragtag.recipes.private import recipe, training
 from ragtag.recipes.private.accounting import RENYI, STEP, exact_epsilon, renyi_epsilon
@@ -27,6 +30,9 @@ from ragtag.recipes.private.training import (
 )
 
 HIDDEN = {"split": 0.1, "split, NoPeek": 0.5, "federated, private": 0.95, "federated, secure": 0.4}
+
+
+SUMS = "sums that were inverted, beside those of updates: apart, of their norm"
 
 
 def result(method: str, seed: int = 0) -> PrivateResult:
@@ -49,6 +55,7 @@ def result(method: str, seed: int = 0) -> PrivateResult:
         width=25,
         least_epsilon=noised,
         exact_epsilon=2.6 if noised else None,
+        sum_apart=1e-7 if "secure" in method else None,
     )
 
 
@@ -85,9 +92,11 @@ def test_what_is_to_come_out_passes() -> None:
         ("split", {"hidden": 0.21}, "split, codes"),
         ("split, NoPeek", {"hidden": 0.15}, "split, NoPeek over plain"),
         ("federated, secure", {"hidden": 0.01}, "a sum over clients, less an update alone"),
+        ("federated, secure", {"sum_apart": 1e-5}, SUMS),
+        ("federated, secure", {"sum_apart": None}, SUMS),
     ],
 )
-def test_one_seed_that_misses_is_enough_to_fail(method: str, how: dict[str, float], row: str) -> None:
+def test_one_seed_that_misses_is_enough_to_fail(method: str, how: dict[str, float | None], row: str) -> None:
     failed = {found.quantity for found in rows(changed(method, **how)) if not found.ok}
     assert row in failed
 
@@ -139,6 +148,37 @@ def test_an_average_is_counted_as_by_its_formula() -> None:
     assert averaged_payload(3, 0) == pytest.approx(direct_bytes(3, size), rel=recipe.COUNTED)
 
 
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little data, and weak attacks."""
+    monkeypatch.setattr(training, "INVERTED", CLIENTS)
+    monkeypatch.setattr(training, "inversion", partial(training.inversion, steps=2))
+    monkeypatch.setattr(training, "DECODED", 64)
+    monkeypatch.setattr("ragtag.privacy.meters.EPOCHS", 1)
+    monkeypatch.setattr(training, "load", few)
+
+
+def test_messages_of_secure_averages_that_leave_twice_are_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    little(monkeypatch)
+    once = SecureAverage._send_all
+
+    def twice(self: SecureAverage, *message: Any) -> None:
+        once(self, *message)
+        once(self, *message)
+
+    monkeypatch.setattr(SecureAverage, "_send_all", twice)
+    found = train_by(PrivateSetup("federated, secure", 0, 1))
+    assert found.counted_bytes > 1.2 * found.formula_bytes
+
+
+def test_sums_that_are_inverted_are_those_that_secure_averages_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    little(monkeypatch)
+    monkeypatch.setattr(SecureSetting, "values", lambda self, total: VALUES(self, total) * np.float32(1.001))
+    found = train_by(PrivateSetup("federated, secure", 0, 1))
+    assert found.sum_apart == pytest.approx(1e-3, rel=0.01)
+
+
 SAME = ("large batch", "split, NoPeek")
 """By the code of another way."""
 
@@ -147,11 +187,7 @@ SAME = ("large batch", "split, NoPeek")
 def test_each_way_trains_and_is_measured(
     method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(training, "INVERTED", CLIENTS)
-    monkeypatch.setattr(training, "inversion", partial(training.inversion, steps=2))
-    monkeypatch.setattr(training, "DECODED", 64)
-    monkeypatch.setattr("ragtag.privacy.meters.EPOCHS", 1)
-    monkeypatch.setattr(training, "load", few)
+    little(monkeypatch)
     if "private" in method:
         pytest.importorskip("opacus")
     found = train_by(PrivateSetup(method, 0, 1))
@@ -162,6 +198,8 @@ def test_each_way_trains_and_is_measured(
         assert found.least_epsilon == found.epsilon
         assert found.planned_epsilon == pytest.approx(found.epsilon, rel=STEP)
         assert found.exact_epsilon is not None and found.exact_epsilon < found.epsilon
+    if "secure" in method:
+        assert found.sum_apart is not None and found.sum_apart < recipe.SUMMED
     ResultCache(tmp_path).store(train_by, (found.setup,), found)
     assert ResultCache(tmp_path).find(train_by, (found.setup,)) == (True, found)
 
@@ -191,6 +229,7 @@ def few(_: object) -> object:
 
 
 REAL = training.load
+VALUES = SecureSetting.values
 
 
 def test_only_digits(tmp_path: Path) -> None:

@@ -1,25 +1,31 @@
-"""Counts what split learning puts on its lines: where machines send it, whatever they were told to send.
+"""Counts what private training puts on its lines: where machines send it, whatever they were told to send.
 
-A message of a cut is a computed tensor ``[number, samples, loss, values...]`` of ``privacy.split.Cut``. It is
-counted as often as it leaves, without its head and what fills up its last chunk.
+A message of a cut is a computed tensor ``[number, samples, loss, values...]`` of ``privacy.split.Cut``. One
+of ``privacy.SecureAverage`` has a head of its round, its size and a time. Both are counted as often as they
+leave, without their heads and what fills up their last chunk.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
+from typing import Protocol
 
 import numpy as np
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Effect, Event, Machine, PeerId, Run, Send
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.privacy.split import CutForm
 from ragtag.protocols.publish.channel import PUSH, ROWS
 from ragtag.simulation.transport import SimulatedCrew
 
 HEAD, VALUE_BYTES = 3, 4
 """Of a message: the values of its head, and the bytes of each of its values."""
+SECURE_HEAD = struct.Struct("<QQd")
+"""Of a message of a secure average: its round, the bytes that follow, and a time (s)."""
 
 
 class SentTensors:
@@ -67,10 +73,38 @@ def crossed(sent: SentTensors, form: CutForm) -> tuple[int, int]:
     return sent.of_split(0, codes=form.batch * math.prod(form.codes), outputs_grad=form.batch * outputs)
 
 
+class SentSecure:
+    """What a crew's machines send of one name's secure averages. Made before the crew runs.
+
+    bytes: by sender.
+    """
+
+    def __init__(self, crew: SimulatedCrew, name: str) -> None:
+        self.bytes: Counter[PeerId] = Counter()
+        self._crew, self._channel = crew, channel_of(f"{name}/secure")
+        world = crew.world
+        world.nodes = [_Watched(node, me, self) for me, node in enumerate(world.nodes)]
+
+    def count(self, me: PeerId, run: Run) -> None:
+        """A machine sends this."""
+        if run.key.channel != self._channel or run.key.stage not in (ROWS, PUSH):
+            return
+        leaves = np.ones(len(run.payload), np.bool_) if run.mask is None else run.mask
+        self.bytes[me] += int(leaves.sum()) * CHUNK_BYTES
+        if run.first == 0 and leaves[0]:
+            size = SECURE_HEAD.unpack_from(np.ascontiguousarray(run.payload[0]).data)[1]
+            rows = -(-self._crew.schemas[self._channel].tensors[run.key.block].n_values // fp32.elements)
+            self.bytes[me] -= rows * CHUNK_BYTES - size
+
+
+class _Counter(Protocol):
+    def count(self, me: PeerId, run: Run) -> None: ...
+
+
 class _Watched:
     """A node whose sends are counted."""
 
-    def __init__(self, node: Machine, me: PeerId, sent: SentTensors) -> None:
+    def __init__(self, node: Machine, me: PeerId, sent: _Counter) -> None:
         self._node, self._me, self._sent = node, me, sent
 
     def step(self, now_s: float, event: Event) -> list[Effect]:

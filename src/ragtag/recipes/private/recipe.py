@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ragtag.privacy.split import crossover_clients
-from ragtag.recipes.base import Figure, Progress, Report, Row, Table, number, require_counts, row
+from ragtag.recipes.base import Figure, Progress, Report, Row, Table, number, require_counts, row, worst
 from ragtag.recipes.drawing import FAINT, INK, canvas, style, svg
 from ragtag.recipes.jobs import Job, run_jobs
 from ragtag.recipes.private.accounting import RENYI, STEP
@@ -49,11 +49,16 @@ PAID = 0.2
 TOLD, HIDDEN = 0.2, 0.8
 """The share of variance that is hidden, at most where all is told, at least where noise hides it."""
 DOUBLED = 2.0
+SUMMED = 1e-6
+"""How far a secure sum may be from the sum, of its norm."""
 
+SECURE = "federated, secure"
 SURVEY = "Vepakomma et al., arXiv 1812.03288"
 FORMULAS = "Singh et al., arXiv 1909.09145"
 DIRECT = "2 (K - 1) N: each client owns a part, and sends the others theirs"
-SECURED = "(2 K + 1) N: masked blocks to owners, their masked sums to one peer, their sums to all"
+SECURED = (
+    "2 (K - 1) N: masked blocks to owners, sums to all; and masked sums to one peer, but for its own block"
+)
 MIRONOV = "arXiv 1908.10530, the integral; no credit, no loss"
 GOPI = "Gopi et al., arXiv 2106.02848; Renyi orders lie above it"
 GEIPING = "Geiping et al., NeurIPS 2020: plain updates give their samples away"
@@ -62,8 +67,8 @@ NOTES = (
     f"with equal parts, {EPOCHS} epochs, batches of {BATCH} ({PRIVATE_BATCH} expected with differential "
     "privacy), SGD. Each client is a user's loop in virtual time over lines that lose nothing.",
     "Counted: payload as machines send it (chunks padded to whole ones), of all clients in an epoch; of "
-    "split learning with what the server sends them, each message without its head and padding, of "
-    "secure averages with what each peer sends itself. Labels are not in the formulas, and left out. "
+    "split learning with what the server sends them; messages of split learning and of secure averages "
+    "without their heads and padding. Labels are not in the formulas, and left out. "
     "Survey: its formula, by which all goes through a server. In a crew without one a client's own part "
     "need not travel: 2 (K - 1) N in place of 2 K N.",
     "Computed: of a client for a sample, forward and backward, by torch's count of multiplications and "
@@ -171,9 +176,9 @@ def payload(results: Sequence[PrivateResult], averaged: dict[int, int]) -> list[
     found = []
     for method in METHODS:
         ratios = [result.counted_bytes / result.formula_bytes for result in of_method(results, method)]
-        worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+        farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         why = source.get(method, source["split"] if method.startswith("split") else DIRECT)
-        found.append(row(method, worst, 1.0, COUNTED, why, group=group))
+        found.append(row(method, farthest, 1.0, COUNTED, why, group=group))
     split = of_method(results, "split")[0]
     group = "Split learning over federated averaging, counted, around the crossover K = pq/N"
     few, many = sorted(averaged)
@@ -245,13 +250,16 @@ def told(results: Sequence[PrivateResult]) -> list[Row]:
             relation=">=", group=group,
         )
     )  # fmt: skip
-    sums = [b - a for a, b in zip(hidden["federated"], hidden["federated, secure"], strict=True)]
+    sums = [b - a for a, b in zip(hidden["federated"], hidden[SECURE], strict=True)]
     found.append(
         row(
             "a sum over clients, less an update alone", min(sums), 0.0, 0.0, "more samples behind it",
             relation=">=", group=group,
         )
     )  # fmt: skip
+    apart = worst(math.nan if r.sum_apart is None else r.sum_apart for r in of_method(results, SECURE))
+    group, what = "Secure averages", "sums that were inverted, beside those of updates: apart, of their norm"
+    found.append(row(what, apart, 0.0, SUMMED, "whole steps, and float error", group=group))
     return found
 
 

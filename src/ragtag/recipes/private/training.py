@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ragtag.core import seed as random
 from ragtag.core.channels import channel_of
 from ragtag.core.faults import Faults
-from ragtag.core.types import Effect, Event, Machine, Send
+from ragtag.core.types import Effect, Event, Machine, PeerId, Send
 from ragtag.privacy.dp import PrivacyLedger, PrivateTraining
 from ragtag.privacy.inversion import Inversion, gradients_of, inversion
 from ragtag.privacy.meters import leakage
@@ -36,7 +36,7 @@ from ragtag.privacy.split import (
     split_bytes,
 )
 from ragtag.recipes.private.accounting import exact_epsilon, renyi_epsilon
-from ragtag.recipes.private.counted import SentTensors, crossed
+from ragtag.recipes.private.counted import SentSecure, SentTensors, crossed
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -86,6 +86,8 @@ class PrivateResult:
     least_epsilon: the lowest of the clients'.
     planned_epsilon: of the steps that were planned, by Renyi orders (``accounting.renyi_epsilon``).
     exact_epsilon: of the same, without what Renyi orders lose.
+    sum_apart: how far the secure sums that were inverted are from those of the clients' updates, of their
+        norm.
     parameters, samples, width: N, p and q of the formulas; in the U-shaped form q has both cuts.
     label_bytes: of one epoch, that leave clients: what they send beyond codes and gradients.
     """
@@ -108,6 +110,7 @@ class PrivateResult:
     label_bytes: float = 0.0
     least_epsilon: float | None = None
     exact_epsilon: float | None = None
+    sum_apart: float | None = None
 
 
 COLUMNS: dict[str, Callable[[PrivateResult], float | None]] = {
@@ -178,7 +181,8 @@ class _Counting:
 class CountedCrew:
     """A crew whose payload under one name is counted, and its clients' processor time.
 
-    sent: of averages, by sender. tensors: of computed tensors, such as what crosses a cut.
+    sent: of averages, by sender. tensors: of computed tensors, such as what crosses a cut. secure: of secure
+        averages.
     """
 
     def __init__(self, n: int, name: str, seed: int) -> None:
@@ -191,6 +195,7 @@ class CountedCrew:
             _Counting(node, channel_of(name), self.sent, me) for me, node in enumerate(world.nodes)
         ]
         self.tensors = SentTensors(self.crew, name)
+        self.secure = SentSecure(self.crew, name)
 
     def run(self, train: Callable[[SimulatedTransport], None]) -> None:
         """Run ``train`` for each peer."""
@@ -223,9 +228,9 @@ def direct_bytes(clients: int, parameters: int) -> int:
     return federated_bytes(clients - 1, parameters)
 
 
-def secure_bytes(clients: int, parameters: int) -> int:
-    """Of one secure average, a client to itself included: (2 K + 1) N values; one peer keeps masked sums."""
-    return federated_bytes(clients, parameters) + 4 * parameters
+def secure_bytes(clients: int, parameters: int, blocks: int) -> float:
+    """Of one secure average: as ``direct_bytes``, and masked sums to one peer, which owns a block itself."""
+    return direct_bytes(clients, parameters) + 4 * parameters * (1 - 1 / blocks)
 
 
 def train_by(setup: PrivateSetup) -> PrivateResult:
@@ -242,7 +247,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
     crew = CountedCrew(CLIENTS, "model", setup.seed)
     models: list[nn.Sequential] = []
     epsilons: list[float] = []
-    secured: list[int] = []
+    blocks: list[int] = []
     steps = math.ceil(len(parts[0]) / (PRIVATE_BATCH if private else BATCH))
     rate = PRIVATE_RATE if private else RATE
 
@@ -264,7 +269,8 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
             )
         batches = batches_of(setup.seed, peer.me, mine)
         noised = _private(model, optimizer, mine, setup.seed * CLIENTS + peer.me) if private else None
-        averages = _secure(peer, model, setup.seed) if secure else None
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        averages = _secure(peer, weights, CLIP, setup.seed) if secure else None
         for _ in range(epochs):
             start = [p.detach().clone() for p in model.parameters()]
             for x, y in batches() if noised is None else noised:
@@ -282,18 +288,17 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
         if noised is not None:
             epsilons.append(noised.epsilon)
         if averages is not None:
-            secured.append(averages.traffic.up_bytes + averages.traffic.down_bytes)
-            while len(secured) < CLIENTS:  # the others still fetch its block of the last sum
-                peer.pause(1e-3)
+            blocks.append(averages.setting.blocks)
+            _stay(peer, blocks)
 
     crew.run(train)
     size = sum(p.numel() for p in models[0].parameters())
     rounds = epochs * steps if gradients else epochs
     counted, formula = crew.sent.total() / epochs, direct_bytes(CLIENTS, size) * rounds / epochs
     if secure:
-        counted, formula = sum(secured) / epochs, secure_bytes(CLIENTS, size)
+        counted, formula = crew.secure.bytes.total() / epochs, secure_bytes(CLIENTS, size, blocks[0])
     survey = large_batch_bytes(steps, size) * CLIENTS if gradients else federated_bytes(CLIENTS, size)
-    told = _inverted(setup, digits)
+    told, sum_apart = _inverted(setup, digits)
     # what was meant, and not what the product says that it did
     planned = (NOISE, min(1.0, PRIVATE_BATCH / len(parts[0])), epochs * steps, DELTA)
     return PrivateResult(
@@ -314,6 +319,7 @@ def _federated(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -
         width=0,
         least_epsilon=min(epsilons, default=None),
         exact_epsilon=exact_epsilon(*planned) if private else None,
+        sum_apart=sum_apart,
     )
 
 
@@ -461,16 +467,23 @@ def _private(
     )
 
 
-def _secure(peer: SimulatedTransport, model: nn.Module, seed: int) -> SecureAverage:
+def _secure(peer: SimulatedTransport, values: Mapping[str, Tensor], clip: float, seed: int) -> SecureAverage:
     return SecureAverage(
         peer,
-        {name: parameter.detach() for name, parameter in model.named_parameters()},
-        clip=CLIP,
+        values,
+        clip=clip,
         dropouts=0,
+        name="model",
         deadline_s=DEADLINE_S,
         seed=seed,
         random=random.generator(seed, "keys of a simulated client", peer.me).bytes,
     )
+
+
+def _stay(peer: SimulatedTransport, through: Sequence[object]) -> None:
+    """Wait until all clients are through: they still fetch this one's block of the last sum."""
+    while len(through) < CLIENTS:
+        peer.pause(1e-3)
 
 
 def accuracy_of(models: list[nn.Sequential], digits: ClientDigits) -> float:
@@ -490,21 +503,49 @@ def _flops(layers: nn.Module, x: Tensor) -> float:
 # -- What updates tell
 
 
-def _inverted(setup: PrivateSetup, digits: ClientDigits) -> Inversion:
-    """Updates of one sample each, of the net that training begins with: where least hides it.
+def _inverted(setup: PrivateSetup, digits: ClientDigits) -> tuple[Inversion, float | None]:
+    """What updates of one sample each tell, of the net that training begins with: where least hides it.
 
-    What leaves in secure averages is a sum over clients, each with one sample, of other classes.
+    What leaves in secure averages is a sum over clients, each with one sample, of other classes. How far it
+    is from the sum of their updates is the second that is returned.
     """
     model = nn.Sequential(*private_net(setup.seed))
     batch = CLIENTS if "secure" in setup.method else 1
     x, y = _apart(digits, batch)
-    updates = None
+    updates, apart = None, None
     if "private" in setup.method:
         updates = _noised_updates(model, x, y, setup.seed)
     elif batch > 1:
         alone = gradients_of(model, x.flatten(0, 1)[:, None], y.flatten(0, 1)[:, None])
-        updates = {name: g.reshape(*y.shape, *g.shape[1:]).sum(1) for name, g in alone.items()}
-    return inversion(model, x, y, updates, blind=digits.train_x.mean(0), seed=setup.seed)
+        each = {name: g.reshape(*y.shape, *g.shape[1:]) for name, g in alone.items()}
+        updates = _secure_sums(each, setup.seed)
+        own = torch.cat([g.sum(1).flatten() for g in each.values()])
+        apart = float((torch.cat([g.flatten() for g in updates.values()]) - own).norm() / own.norm())
+    return inversion(model, x, y, updates, blind=digits.train_x.mean(0), seed=setup.seed), apart
+
+
+def _secure_sums(each: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """What leaves clients by secure averages, by parameter ``[rounds, ...]``.
+
+    each: their updates, by parameter ``[rounds, clients, ...]``.
+    """
+    clip = max(float(g.abs().max()) for g in each.values())
+    rounds = len(next(iter(each.values())))
+    sums: dict[str, list[Tensor]] = {name: [] for name in each}
+    through: list[PeerId] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        averages = _secure(peer, {name: g[0, 0] for name, g in each.items()}, clip, seed)
+        for at in range(rounds):
+            mean = averages.average({name: g[at, peer.me] for name, g in each.items()})
+            for name, found in sums.items():
+                if peer.me == 0:
+                    found.append(mean[name] * len(mean.clients))
+        through.append(peer.me)
+        _stay(peer, through)
+
+    CountedCrew(CLIENTS, "model", seed).run(train)
+    return {name: torch.stack(found) for name, found in sums.items()}
 
 
 def _apart(digits: ClientDigits, batch: int) -> tuple[Tensor, Tensor]:

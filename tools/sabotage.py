@@ -1217,6 +1217,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (INTERNET, "-k", "hundredth"),
     ),
     Sabotage(
+        "grouping recipe: what a peer keeps for itself is in the crew's model",
+        "src/ragtag/recipes/grouping/training.py",
+        "0 if joins and heard.bit_count() > 1 else",
+        "0 if joins or heard.bit_count() else",
+        ("tests/recipes/test_without_a_pace.py", "-k", "is_seen"),
+    ),
+    Sabotage(
         "dedloc: a step has each peer's last batch for all of its samples",
         "src/ragtag/training/optimizer/modes.py",
         "total.add_(gradient, alpha=self.batch)",

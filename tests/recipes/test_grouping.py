@@ -7,8 +7,8 @@ from ragtag.recipes.grouping import compare as grouping_compare
 from ragtag.recipes.grouping import compensation, counts, gossip
 from ragtag.recipes.grouping import measure as grouping_measure
 from ragtag.recipes.grouping import recipe as grouping
-from ragtag.recipes.grouping.measure import NAMES, SCENES, Plan
-from ragtag.recipes.grouping.methods import BACKUP
+from ragtag.recipes.grouping.measure import BATCH, NAMES, SCENES, N, Plan, Results
+from ragtag.recipes.grouping.methods import ASYNC, BACKUP, DSSP, PARTIAL, RINGMASTER, SSP
 from ragtag.recipes.grouping.training import Trial
 
 KEYS = tuple(key for key in compensation.measured() if compensation.mends(key))
@@ -62,6 +62,26 @@ def test_every_method_is_judged_or_listed_as_not_reproduced() -> None:
     judged = grouping_compare.expected_times()
     listed = " ".join(what for what, _ in grouping_compare.NOT_REPRODUCED)
     assert all(name in judged or name.split(" of ")[0] in listed for name in NAMES)
+
+
+def test_rows_of_times_turn_red_by_what_a_method_did() -> None:
+    """Not by what was kept in a peer's own model."""
+    results = Results()
+    for name, (expected, _) in grouping_compare.expected_times().items():
+        results.times[name] = Trial(name, 0, 200 * expected, 100 * expected, used=200 * N * BATCH, lead=5)
+    slow = round(results.times[BACKUP].used / 61)  # of a crew with a peer of a quarter of the others' speed
+    for name in (BACKUP, RINGMASTER):
+        results.times[name].half_dropped, results.times[name].dropped = 0, slow // 2
+        results.times[name].staleness = {0: 1}
+    results.times[ASYNC].staleness = {15: 1}
+    results.times[DSSP].lead = 7
+    assert [row.quantity for row in grouping_compare._time_rows(results) if not row.ok] == []
+    for name in (SSP, DSSP, PARTIAL):
+        results.times[name].alone = slow
+        failed = [row.quantity for row in grouping_compare._time_rows(results) if not row.ok]
+        assert failed == [f"{name}: share in no average with others"]
+        results.times[name].alone = 0
+    assert gossip.NAME not in grouping_compare.expected_times(), "no row of what the recipe alone does"
 
 
 def test_how_many_groups_there_were_is_read_from_notes() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragtag.core.faults import Crash, Faults, Slow
+from ragtag.core.faults import Crash, Faults, Partition, Slow, Window
 from ragtag.recipes.grouping.compensation import train_compensated
 from ragtag.recipes.grouping.gossip import Gossip
 from ragtag.recipes.grouping.measure import time_of_groups
@@ -15,6 +15,7 @@ from ragtag.recipes.grouping.methods import (
     BACKUP,
     DROP,
     METHODS,
+    PARTIAL,
     PROGRESSIVE,
     RINGMASTER,
     cut,
@@ -119,6 +120,17 @@ def test_backup_workers_and_ringmaster_leave_the_straggler_out(name: str) -> Non
     assert trial.settled_s == pytest.approx(ideal_s(asked) * 16 / 15, rel=0.03)
     assert trial.left_out == pytest.approx(1 / 6 / (15 + 1 / 6), rel=0.25)
     assert max(trial.staleness) < (1 if name == BACKUP else 32)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_what_partial_averages_leave_out_is_seen(cut_off: bool) -> None:
+    """Its own time tells nothing of it: nobody waits for one whose updates come to nobody."""
+    cuts = (Partition(frozenset({1}), Window(10.0, 1e6)),) if cut_off else ()
+    faults = Faults(latency_s=LATENCY_S, slow=(Slow(1, 4.0),), partitions=cuts)
+    asked = work(n=8, rounds=40, faults=faults)
+    trial = train(PARTIAL, asked, METHODS[PARTIAL]())
+    assert trial.settled_s == pytest.approx(ideal_s(asked) * 8 / (7 + 1 / 4), rel=0.06)
+    assert trial.kept_alone == pytest.approx(0.75 / 4 / (7 + 1 / 4) if cut_off else 0, abs=0.002)
 
 
 @pytest.mark.parametrize("delay", [1.0, 7.0])

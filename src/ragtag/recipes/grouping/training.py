@@ -98,6 +98,7 @@ class Trial:
     half_dropped: samples left out until then.
     used: samples that went into the model.
     dropped: samples whose gradients were computed and left out.
+    alone: samples that went into a peer's own model only: it has been in no average with others since.
     busy: share of the peers' time spent computing.
     lead: by how many steps a peer was ahead of the slowest at most, in the second half.
     staleness: how many updates in the model were so many versions old, but for each peer's first ``SETTLED``.
@@ -111,6 +112,7 @@ class Trial:
     half_dropped: int = 0
     used: int = 0
     dropped: int = 0
+    alone: int = 0
     busy: float = 0.0
     lead: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
@@ -139,6 +141,11 @@ class Trial:
         """The share of samples whose gradients were computed and left out, in the second half."""
         dropped = self.dropped - self.half_dropped
         return dropped / max(1, self.used / 2 + dropped)
+
+    @property
+    def kept_alone(self) -> float:
+        """The share of used samples that are in a peer's own model only."""
+        return self.alone / max(1, self.used)
 
     def beyond(self, limit: float) -> float:
         """The share of updates that were older than ``limit`` versions."""
@@ -185,6 +192,7 @@ class _Training:
         self._steps = [0] * work.n
         self._busy_s = 0.0
         self._staleness: Counter[int] = Counter()
+        self._alone: Counter[PeerId] = Counter()
         cost = ComputeCost(STEP_S / work.batch, sigma=work.jitter, seed=work.seed)
         self._crew = SimulatedCrew(work.n, work.faults, work.seed, cost=cost, on_note=self._noted)
 
@@ -192,6 +200,7 @@ class _Training:
         trial = self._trial
         self._crew.run(lambda peer: _Trainee(self, peer).train())
         trial.staleness = dict(sorted(self._staleness.items()))
+        trial.alone = self._alone.total()
         return trial
 
     # -- What one peer's loop asks and tells
@@ -232,7 +241,11 @@ class _Training:
         trial, work = self._trial, self._work
         if self.over or not samples:
             return
-        if self._method.keeps or (outcome.averaged.all() and int(outcome.heard[0]) >> peer & 1):
+        heard = int(outcome.heard[0])
+        joins = bool(outcome.averaged.all()) and heard >> peer & 1 == 1
+        if self._method.keeps:
+            self._alone[peer] = 0 if joins and heard.bit_count() > 1 else self._alone[peer] + samples
+        if self._method.keeps or joins:
             if self._steps[peer] > SETTLED:
                 self._staleness.update(outcome.stale or ())
             every = work.samples / work.looks

@@ -2274,6 +2274,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (HELD_PRIVATE, "-k", "not_counted"),
     ),
     Sabotage(
+        "split recipe: a client computes its layers twice",
+        SPLIT,
+        """        codes = self.front(x)
+        self._require_fit(""",
+        """        codes = self.front(x) + 0 * self.front(x)
+        self._require_fit(""",
+        (HELD_SPLIT, "-k", "u_shaped_crew"),
+    ),
+    Sabotage(
         "split recipe: what clients hand on is not counted",
         "src/ragtag/recipes/split/training.py",
         "self.handed_bytes += hand_over(",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragtag.privacy.split import split_bytes
+from ragtag.privacy.split import SplitClient, split_bytes
 from ragtag.recipes.cache import ResultCache
 from ragtag.recipes.private import training as private
 from ragtag.recipes.private.training import CLIENTS, ClientDigits, PrivateResult, PrivateSetup
@@ -220,6 +220,20 @@ def test_a_u_shaped_crew_sends_no_labels() -> None:
     found = private.train_by(PrivateSetup("split, U-shaped", 0, 1))
     assert found.counted_bytes == split_bytes(256, 256 + 96) == found.formula_bytes
     assert found.label_bytes == 0.0 and found.flops == flops_by_hand("split, U-shaped")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_client_that_computes_more_than_its_layers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = SplitClient.backward
+
+    def looks_first(self: SplitClient, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        with torch.no_grad():
+            self.front(x)
+        return backward(self, x, y)
+
+    monkeypatch.setattr(SplitClient, "backward", looks_first)
+    found = private.train_by(PrivateSetup("split", 0, 1))
+    assert found.flops == 2 * (2 * 9 * 1 * 16 * 64 + 2 * 9 * 16 * 16 * 64) / 2 + flops_by_hand("split")
 
 
 @pytest.mark.usefixtures("few")

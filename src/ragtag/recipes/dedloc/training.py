@@ -238,7 +238,7 @@ def _alone(batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
     return losses
 
 
-class Counted:
+class CountedBatches:
     """Which batches are in which step of a crew, by what its peers' accounts say of them.
 
     batches: of each step: the peer and the number of its batch.
@@ -281,7 +281,7 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
     found, judges = CrewRun(setup, rule, world, seed), drawn_samples(0, -1, 0, HELD_OUT)
     cost = ComputeCost(SAMPLE_S, setup.speeds(world), JITTER, seed)
     useful: dict[PeerId, float] = {}
-    shared = Counted(setup, seed)
+    shared = CountedBatches(setup, seed)
 
     def train(peer: SimulatedTransport) -> Account | None:
         model, sgd = first_model()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragtag.recipes.base import Row, Table, number, row, worst
-from ragtag.recipes.grouping import compensation, counts
+from ragtag.recipes.grouping import compensation, counts, gossip
 from ragtag.recipes.grouping.measure import (
     BATCH,
     CHANGING,
@@ -61,7 +61,7 @@ NOT_REPRODUCED = (
         "The page has no figure for it. It trains and is timed here by RandomGroups, in the tables.",
     ),
     (
-        "AD-PSGD",
+        gossip.NAME,
         "It is not in the library: a simulated baseline, on the same loop and cost of steps. It waits for "
         "nobody as it is written, so its time is in the tables and in no row.",
     ),

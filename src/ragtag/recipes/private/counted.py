@@ -1,4 +1,5 @@
-"""Counts what private training puts on its lines: where machines send it, whatever they were told to send.
+"""Counts what private training computes, and what it puts on its lines: where machines send it, whatever they
+were told to send.
 
 A message of a cut is a computed tensor ``[number, samples, loss, values...]`` of ``privacy.split.Cut``. One
 of ``privacy.SecureAverage`` has a head of its round, its size and a time. Both are counted as often as they
@@ -10,9 +11,11 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
@@ -114,3 +117,24 @@ class _Watched:
             if isinstance(effect, Send):
                 self._sent.count(self._me, effect.run)
         return effects
+
+
+class Flops(TorchDispatchMode):
+    """Multiplications and additions of layers in one thread, whatever others compute meanwhile, by torch's
+    formulas: its own counter watches the modules of all threads.
+
+    total: so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += float(count(*args, **(kwargs or {}), out_val=found))
+        return found

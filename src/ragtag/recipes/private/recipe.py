@@ -72,8 +72,8 @@ NOTES = (
     "Survey: its formula, by which all goes through a server. In a crew without one a client's own part "
     "need not travel: 2 (K - 1) N in place of 2 K N.",
     "Computed: of a client for a sample, forward and backward, by torch's count of multiplications and "
-    "additions in layers; processor time is all that a client's thread takes in an epoch, masks, noise "
-    "and NoPeek's term with it.",
+    "additions in layers (of split learning in a client's first batch); processor time is all that a "
+    "client's thread takes in an epoch, masks, noise and NoPeek's term with it.",
     "Leakage of a cut: the better of ridge regression and a net with two hidden layers, on samples held "
     "out. Leakage of updates: gradient inversion (cosine, total variation, known labels) of the first "
     "update of one sample, for federated averaging, large batches and differential privacy; with more "

@@ -10,13 +10,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.flop_counter import FlopCounterMode
 
 from ragtag.core import seed as random
 from ragtag.core.channels import channel_of
@@ -36,7 +36,7 @@ from ragtag.privacy.split import (
     split_bytes,
 )
 from ragtag.recipes.private.accounting import exact_epsilon, renyi_epsilon
-from ragtag.recipes.private.counted import SentSecure, SentTensors, crossed
+from ragtag.recipes.private.counted import Flops, SentSecure, SentTensors, crossed
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -331,6 +331,7 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
     above = cut_in_three(setup.seed, u_shaped)[1]
     ends: list[tuple[nn.Module, nn.Module | None]] = []
     clients_s: list[float] = []
+    flops: list[float] = []
 
     def train(peer: SimulatedTransport) -> None:
         cut = Cut(peer, form)
@@ -351,7 +352,11 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
             for x, y in batches():
                 peer.compute()
                 optimizer.zero_grad()
-                if client.backward(x, y) is not None:
+                with Flops() if not flops else nullcontext() as first:
+                    answered = client.backward(x, y) is not None
+                if first is not None:
+                    flops.append(first.total / len(x))
+                if answered:
                     optimizer.step()
         client.finish()
         clients_s.append(time.thread_time() - begin_s)
@@ -369,6 +374,7 @@ def _split(setup: PrivateSetup, digits: ClientDigits, parts: list[Tensor]) -> Pr
         samples,
         label_bytes,
         clients_s,
+        flops[0],
     )
 
 
@@ -382,12 +388,13 @@ def split_result(
     samples: int,
     label_bytes: float,
     clients_s: list[float],
+    flops: float,
 ) -> PrivateResult:
     """Measure what a split run has come to.
 
     above: the server's layers. ends: each client's, below the cut and behind the server's.
     counted, formula, label_bytes: bytes of an epoch. samples: of all clients.
-    clients_s: processor time of clients, in all epochs.
+    clients_s: processor time of clients, in all epochs. flops: of a client for a sample.
     """
     whole = [nn.Sequential(below, above, back or nn.Identity()) for below, back in ends]
     below, back = ends[0]
@@ -398,7 +405,7 @@ def split_result(
         counted_bytes=counted,
         formula_bytes=formula,
         survey_bytes=formula,
-        flops=client_flops(below, above, back, digits.train_x[:BATCH]),
+        flops=flops,
         client_s=sum(clients_s) / len(clients_s) / setup.epochs,
         hidden=told.hidden,
         ssim=told.ssim or 0.0,
@@ -436,7 +443,7 @@ def cut_width(form: CutForm) -> int:
 
 
 def client_flops(below: nn.Module, above: nn.Module, back: nn.Module | None, x: Tensor) -> float:
-    """What a client of split learning computes for a sample."""
+    """What a client of split learning computes for a sample, where the server's part runs in its process."""
     found = _flops(below, x)
     if back is not None:
         with torch.no_grad():
@@ -495,9 +502,10 @@ def accuracy_of(models: list[nn.Sequential], digits: ClientDigits) -> float:
 
 def _flops(layers: nn.Module, x: Tensor) -> float:
     """Of a sample, forward and backward, as torch counts multiplications and additions."""
-    with FlopCounterMode(display=False) as counter:
+    with Flops() as counted:
         layers(x).sum().backward()
-    return float(counter.get_total_flops()) / len(x)
+    total: float = counted.total
+    return total / len(x)
 
 
 # -- What updates tell

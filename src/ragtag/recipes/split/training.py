@@ -43,6 +43,7 @@ from ragtag.recipes.private.training import (
     PrivateResult,
     PrivateSetup,
     accuracy_of,
+    client_flops,
     cut_form,
     cut_in_three,
     cut_width,
@@ -237,6 +238,7 @@ def in_turn(setup: PrivateSetup) -> PrivateResult:
         samples,
         sum(traffic.label_bytes for traffic in traffics) / setup.epochs,
         [spent_s / CLIENTS],  # with the server's part, which runs in the same thread
+        client_flops(split.front, clients.above, split.back, digits.train_x[:BATCH]),
     )
 
 

@@ -107,8 +107,8 @@ NOTES = (
     "most.",
     "Computed: of a client for a sample, forward and backward, by torch's count of multiplications and "
     "additions in layers (of clients in crews in their first batch); processor time is all that a client's "
-    "thread takes in an epoch (in turn: with the server's share). Labels take 4 bytes in a crew, and 8 in one "
-    "process.",
+    "thread takes in an epoch (in turn: with the server's share). Labels take 4 bytes in a crew, and 8 in "
+    "one process.",
     "Hidden: the share of variance that a decoder trained on leaked codes does not get of held-out "
     "samples, or gradient inversion of the first update of one sample.",
     f"Learning rates ({RATE:g}, half of it for clients at once) and the numbers of epochs were chosen on "

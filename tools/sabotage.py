@@ -1217,6 +1217,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (INTERNET, "-k", "hundredth"),
     ),
     Sabotage(
+        "moshpit recipe: so few seeds that random groups pass",
+        "src/ragtag/recipes/moshpit/plan.py",
+        "ERRORS_SEEDS = 6",
+        "ERRORS_SEEDS = 3",
+        ("tests/recipes/test_moshpit.py", "-k", "in_the_grids_place"),
+    ),
+    Sabotage(
         "grouping recipe: what a peer keeps for itself is in the crew's model",
         "src/ragtag/recipes/grouping/training.py",
         "0 if joins and heard.bit_count() > 1 else",

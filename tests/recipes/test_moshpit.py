@@ -152,6 +152,29 @@ def test_rows_are_red_on_both_sides_of_a_law() -> None:
         assert [row.ok for row in rows] == [ok, True]
 
 
+def test_random_groups_in_the_grids_place_pass_only_where_both_come_to_the_same() -> None:
+    """In the quick form: by three deviations of what they come to."""
+    seeds = Plan.of(quick=True, seeds=3).seeds
+    alike = set()
+    lines = [line for line in moshpit_plan.TABLE if (line.n, line.p) in moshpit_plan._QUICK]
+    cases = [(moshpit_plan.table_case(line, "moshpit"), line.name) for line in lines]
+    cases.append((moshpit_plan.ERRORS_AT, "variance"))
+    for case, name in cases:
+        laws, others = groups_law(case), groups_law(replace(case, method="random groups"))
+        kinds = ("log variance",) if name == "variance" else ("rounds", "coarse")
+        for kind in kinds:
+            pairs = list(zip(laws[kind], others[kind], strict=False))[kind == "log variance" :]
+            for t, (law, other) in enumerate(pairs, start=1):
+                allowed = max(law.tolerance(seeds[case]), moshpit_plan.UNSEEN)
+                if abs(law.mean - other.mean) <= allowed + 0.75 * other.tolerance(seeds[case]):
+                    alike.add((name, kind, t))
+    assert alike == {
+        ("768 peers, 32^2, p = 0", "coarse", 1),
+        ("1024 peers, 32^2, p = 0.005", "coarse", 1),
+        ("variance", "log variance", 1),
+    }
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("within", [False, True])
 def test_every_method_ends_and_says_what_it_did(method: str, within: bool) -> None:

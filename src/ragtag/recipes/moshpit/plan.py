@@ -76,6 +76,9 @@ ERRORS = {
 """Variance before and after rounds 1 to 5, for 1,024 peers at p = 0.005, from the same source."""
 ERRORS_AT = Case(_MOSHPIT, 1024, _32, 0.005, chunks=4, rounds=5, until=0.0)
 
+ERRORS_SEEDS = 6
+"""At least so many of Moshpit's: with three, random groups' variance after four rounds and five passes."""
+
 MIXING = ((8, 4, 1), (8, 4, 2), (1024, 32, 1), (1024, 32, 2))
 """Where the exact mixing factor is measured: peers, group, round."""
 HALF_EMPTY = (512, _32)
@@ -125,7 +128,7 @@ class Plan:
                 if line.p == 0 or method not in (_GOSSIP, _PUSH):  # there is no law of these with peers away
                     plan[table_case(line, method)] = _seeds_of(method, line, seeds, quick)
         for method in ERRORS:
-            plan[replace(ERRORS_AT, method=method)] = seeds
+            plan[replace(ERRORS_AT, method=method)] = max(seeds, ERRORS_SEEDS if method == _MOSHPIT else 1)
         plan |= {mixing_case(8, 4, 1): 400, mixing_case(1024, 32, 2): 16 if quick else 40}
         if not quick:  # how groups of two rounds overlap varies a lot among 8 peers
             plan[mixing_case(8, 4, 2)] = 8000
@@ -162,6 +165,8 @@ _ALL_SEEDS = {(1024, 0.001): 400, (768, 0.005): 100, (1024, 0.005): 60, (512, 0.
 """So many runs bring the standard error near half of a tenth. A quick plan leaves these cells out."""
 _MOSHPIT_SEEDS = {(1024, 0.001): 40}
 """Where a single peer that is away, or none, decides between 2 rounds and 5."""
+_MOSHPIT_QUICK_SEEDS = {(768, 0): 8}
+"""Where random groups come so near that they pass now and then beside a law for three seeds."""
 _QUICK = {(768, 0), (1024, 0), (1024, 0.005), (512, 0.01)}
 
 
@@ -171,8 +176,9 @@ def _seeds_of(method: str, line: Line, seeds: int, quick: bool) -> int:
         if line.p == 0 or line.rounds[_ALL] == 50:
             return min(seeds, 3)
         return 0 if quick else max(seeds, _ALL_SEEDS.get((line.n, line.p), 0))
-    if method == _MOSHPIT and not quick:
-        return max(seeds, _MOSHPIT_SEEDS.get((line.n, line.p), 0))
+    if method == _MOSHPIT:
+        more = _MOSHPIT_QUICK_SEEDS if quick else _MOSHPIT_SEEDS
+        return max(seeds, more.get((line.n, line.p), 0))
     return min(seeds, 3) if method == _GOSSIP else min(seeds, 5) if method == _PUSH else seeds
 
 

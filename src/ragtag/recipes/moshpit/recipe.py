@@ -26,6 +26,8 @@ NOTES = (
     "Tolerances are four standard deviations, by the definition, of a mean over as many runs; where its runs "
     "do not differ, nine in 200 of a round. Too many rounds are as wrong as too few.",
     "Vectors have 1 to 8 chunks of 272 values, each value a scalar of its own; rounds are counted for each.",
+    "Where random groups come to nearly the same as a grid, as after one round or to 1e-4 in the lines for "
+    "which both take three rounds, Moshpit's rows do not tell one from the other.",
     "All-reduce succeeds when nobody is away: rounds are geometric, their standard deviation is as large "
     "as the mean: ten draws cannot tell 2.0 from the exact 2.79. It is held against the exact law.",
     "Push-sum in the reference mixes over fixed hops, normalised by rows and without weights, whose rate "
@@ -49,7 +51,7 @@ def reproduce(
 ) -> Report:
     """Run the table, compare it, and write ``index.html``, ``results.json`` and figures to ``out``.
 
-    quick: four lines of the table with 3 seeds, all-reduce only where it does not vary.
+    quick: four lines of the table with 3 seeds (some with more), all-reduce only where it does not vary.
     seeds: at least the reference's ten, since means of ten are compared.
     jobs: processes side by side.
     progress: called as parts are done.

@@ -1217,6 +1217,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (INTERNET, "-k", "hundredth"),
     ),
     Sabotage(
+        "nopeek recipe: dCor of all training samples beside that of fewer held out",
+        "src/ragtag/recipes/nopeek/training.py",
+        "train = samples.train_x[: len(held)]",
+        "train = samples.train_x",
+        ("tests/recipes/test_nopeek.py", "-k", "few_epochs"),
+    ),
+    Sabotage(
         "moshpit recipe: so few seeds that random groups pass",
         "src/ragtag/recipes/moshpit/plan.py",
         "ERRORS_SEEDS = 6",

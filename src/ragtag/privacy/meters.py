@@ -1,7 +1,7 @@
 """Meters of what a cut's codes tell: distance correlation held out, and decoders that try.
 
 A *cut* is what runs where the data are: its codes Z leave. All that is reported is measured on samples held
-out, which the cut was not trained on: on its own training samples a cut trained with NoPeek shows a lower
+out, which the cut was not trained on: on its own training samples a cut trained with NoPeek may show a lower
 dCor than a server will see. Held-out samples that also are among the training ones are left out, and counted.
 
 The attacker has the codes of training samples with the samples (leaked pairs), trains decoders on them,

@@ -40,7 +40,8 @@ class CutResult:
     """The results of a run.
 
     accuracy: on held-out samples.
-    training_accuracy, training_dcor: on samples that were trained on; they are no results.
+    training_accuracy, training_dcor: on samples that were trained on, the second on as many as are held out;
+        they are no results.
     leak: of held-out samples.
     """
 
@@ -118,7 +119,7 @@ def measure_cut(setup: CutSetup, arrays: Path | None) -> CutResult:
     samples = Samples.of(arrays)
     below, above = trained(setup, samples)
     held = samples.held_x[:CIFAR_HELD]
-    train = samples.train_x[:CIFAR_HELD]
+    train = samples.train_x[: len(held)]  # dCor of more samples is lower
     return CutResult(
         setup=setup,
         accuracy=accuracy(below, above, samples.held_x, samples.held_y),

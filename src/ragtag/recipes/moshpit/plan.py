@@ -165,7 +165,7 @@ _ALL_SEEDS = {(1024, 0.001): 400, (768, 0.005): 100, (1024, 0.005): 60, (512, 0.
 """So many runs bring the standard error near half of a tenth. A quick plan leaves these cells out."""
 _MOSHPIT_SEEDS = {(1024, 0.001): 40}
 """Where a single peer that is away, or none, decides between 2 rounds and 5."""
-_MOSHPIT_QUICK_SEEDS = {(768, 0): 8}
+_MOSHPIT_QUICK_SEEDS: dict[tuple[int, float], int] = {(768, 0): 8}
 """Where random groups come so near that they pass now and then beside a law for three seeds."""
 _QUICK = {(768, 0), (1024, 0), (1024, 0.005), (512, 0.01)}
 
@@ -177,8 +177,8 @@ def _seeds_of(method: str, line: Line, seeds: int, quick: bool) -> int:
             return min(seeds, 3)
         return 0 if quick else max(seeds, _ALL_SEEDS.get((line.n, line.p), 0))
     if method == _MOSHPIT:
-        more = _MOSHPIT_QUICK_SEEDS if quick else _MOSHPIT_SEEDS
-        return max(seeds, more.get((line.n, line.p), 0))
+        more = (_MOSHPIT_QUICK_SEEDS if quick else _MOSHPIT_SEEDS).get((line.n, line.p), 0)
+        return max(seeds, more)
     return min(seeds, 3) if method == _GOSSIP else min(seeds, 5) if method == _PUSH else seeds
 
 

@@ -12,6 +12,7 @@ first, for comparison. The goal is a share between a third and two thirds beside
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -81,8 +82,9 @@ def tcp_sender(asked: argparse.Namespace) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         until_s, data = time.monotonic() + SETTLE_S + asked.seconds, bytes(1 << 16)
-        while time.monotonic() < until_s:
-            sock.sendall(data)
+        with contextlib.suppress(ConnectionError):  # the receiver counts, and may close first
+            while time.monotonic() < until_s:
+                sock.sendall(data)
 
 
 def tcp_receiver(asked: argparse.Namespace) -> None:

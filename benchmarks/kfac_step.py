@@ -36,9 +36,17 @@ GOAL = 1.5
 class Run:
     """One net and its optimizer, which take the same batch again and again."""
 
-    def __init__(self, depth: int, batch: int, every: tuple[int, int] | None, images_every: int = 1) -> None:
+    def __init__(
+        self,
+        depth: int,
+        batch: int,
+        every: tuple[int, int] | None,
+        images_every: int = 1,
+        device: torch.device | str = "cpu",
+        width: int = 16,
+    ) -> None:
         torch.manual_seed(0)
-        self.net: nn.Module = deep_resnet(depth)
+        self.net: nn.Module = deep_resnet(depth, width).to(device)
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01, MOMENTUM)
         self.kfac: KFAC | None = None
         if every is not None:
@@ -50,8 +58,8 @@ class Run:
                 images_every=images_every,
             )
         draw = torch.Generator().manual_seed(1)
-        self.x = torch.randn(batch, 3, 32, 32, generator=draw)
-        self.y = torch.randint(0, 10, (batch,), generator=draw)
+        self.x = torch.randn(batch, 3, 32, 32, generator=draw).to(device)
+        self.y = torch.randint(0, 10, (batch,), generator=draw).to(device)
 
     def step(self) -> float:
         """The processor time of a step, in seconds."""

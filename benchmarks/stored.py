@@ -40,7 +40,8 @@ def machine() -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The checkout's, with "-dirty" where code has changes that no commit has; "unknown" without git.
+    """The checkout's, with "-dirty" where code has changes that no commit has. A copy of a checkout without
+    its history, on another machine, is told it by ``RAGTAG_COMMIT``; else it is "unknown".
 
     Stored results may have changed: a run that stores several files is of one commit.
     """
@@ -48,7 +49,7 @@ def commit(root: Path = ROOT) -> str:
         at = git(root, "rev-parse", "--short=7", "HEAD")
         changed = git(root, "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("RAGTAG_COMMIT", "unknown")
     return f"{at}-dirty" if changed else at
 
 

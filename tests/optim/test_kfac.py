@@ -11,12 +11,14 @@ import threading
 import warnings
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.optim.kfac import preconditioner, why_not
@@ -611,8 +613,8 @@ def test_factors_are_updated_and_decomposed_at_their_intervals(monkeypatch: pyte
     model, x = tiny()
     folded, made = [], []
     kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=lambda step: 3 if step < 6 else 4)
-    fold, plain = KfacLayer.fold, preconditioner.decomposed
-    monkeypatch.setattr(KfacLayer, "fold", lambda self, alpha: folded.append(kfac.steps) or fold(self, alpha))
+    fold, plain = preconditioner.fold, preconditioner.decomposed
+    monkeypatch.setattr(preconditioner, "fold", lambda *args: folded.append(kfac.steps) or fold(*args))
     monkeypatch.setattr(preconditioner, "decomposed", lambda *args: made.append(kfac.steps) or plain(*args))
     ages = []
     for _ in range(10):
@@ -623,6 +625,33 @@ def test_factors_are_updated_and_decomposed_at_their_intervals(monkeypatch: pyte
     assert folded == [0, 2, 4, 6, 8]
     assert made == [0, 0, 3, 3, 8, 8]
     assert ages == [0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+
+
+class Answers(TorchDispatchMode):
+    """Counts what is asked of the device: an accelerator ends all its work for each answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_however_many_layers_a_usual_step_asks_the_device_once(layers: int) -> None:
+    """For how long the step is; whether passes are finite is one more transfer, of all layers."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    kfac = KFAC(model, lr=0.1, factor_every=1, inverse_every=5)
+    asked = []
+    for _ in range(5):
+        model.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward()
+        with Answers() as answers:
+            kfac.step()
+        asked.append(answers.asked)
+    assert asked[1:] == [1] * 4
 
 
 def trained(model: nn.Module, kfac: KFAC, steps: range) -> list[torch.Tensor]:

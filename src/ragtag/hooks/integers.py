@@ -23,7 +23,7 @@ class Integers:
 
     def __init__(self, buffers: Sequence[Part]) -> None:
         self._buffers = [part for part in buffers if not part.find().is_complex()]
-        self._values = torch.zeros(sum(part.find().numel() for part in self._buffers))
+        self._values = torch.zeros(sum(part.find().numel() for part in self._buffers), device="cpu")
 
     @property
     def parts(self) -> list[Part]:

@@ -30,7 +30,7 @@ class Table:
         specs = tuple(spec_of(part, part.find()) for part in self.parts)
         self.schema = Schema(specs, codec.name, method, "gradients")
         self._sizes = [spec.n_values for spec in specs]
-        self._flat = torch.zeros(self.schema.n_chunks(codec.elements) * codec.elements)
+        self._flat = torch.zeros(self.schema.n_chunks(codec.elements) * codec.elements, device="cpu")
         self.values: Floats = self._flat.numpy().reshape(-1, codec.elements)
 
     def put(self, numbers: Sequence[int], bucket: Tensor) -> None:

@@ -123,7 +123,7 @@ class EncryptedSum:
             values += _read(read, self._context, part, "message").decrypt()
         if len(values) != self.length:
             raise ValueError(f"encrypted sums: a message of {len(values):,} values; {self.length:,} are due")
-        return torch.tensor(values, dtype=torch.float64)
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def _saved(self, *, secret: bool) -> bytes:
         saved: bytes = self._context.serialize(

@@ -224,7 +224,7 @@ def hijacking(
     client = (optimizer or _adam)(front.parameters())
     own = torch.optim.Adam(server.parameters(), SERVER_RATE, betas=(0.5, 0.9))
     draws = random.generator(seed, "batches of a hijacked client")
-    labels = torch.zeros(0)
+    labels = torch.zeros(0, device="cpu")
     for _ in range(steps):
         some = torch.from_numpy(draws.permutation(len(private_x))[:batch])
         for each in (client, own):

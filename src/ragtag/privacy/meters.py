@@ -235,7 +235,9 @@ def _fresh(train_x: Tensor, held_x: Tensor) -> Tensor:
         return [row.tobytes() for row in table]
 
     known = set(keys(train_x))
-    return torch.tensor([i for i, key in enumerate(keys(held_x)) if key not in known], dtype=torch.int64)
+    return torch.tensor(
+        [i for i, key in enumerate(keys(held_x)) if key not in known], dtype=torch.int64, device="cpu"
+    )
 
 
 def _linear(z: Tensor, x: Tensor, kept_z: Tensor, kept_x: Tensor) -> Cut:

@@ -382,13 +382,13 @@ class Cut:
 
     def _publish(self, name: str, size: int, number: int, values: Tensor | None, loss: float) -> int:
         """Returns the bytes of what was handed on, head apart."""
-        values = torch.zeros(0) if values is None else values
+        values = torch.zeros(0, device="cpu") if values is None else values
         if values.numel() > size:
             raise ValueError(
                 f"split learning: {list(values.shape)} for {name}; {self.form} has no room for that"
             )
-        flat = torch.zeros(_HEAD + size)
-        flat[:_HEAD] = torch.tensor([number, len(values), loss])
+        flat = torch.zeros(_HEAD + size, device="cpu")
+        flat[:_HEAD] = torch.tensor([number, len(values), loss], device="cpu")
         flat[_HEAD : _HEAD + values.numel()] = values.detach().reshape(-1).to("cpu", torch.float32)
         self.tensors.publish({name: flat})
         self.traffic.messages += 1
@@ -502,7 +502,7 @@ class SplitClient:
             labels = y.reshape(len(x), -1).to("cpu", torch.float32)
             sent = torch.cat([codes.detach().reshape(len(x), -1).to("cpu", torch.float32), labels], 1)
             down = self._ask("codes", sent, "codes.grad", number)
-            loss = None if down is None else torch.tensor(down.loss)
+            loss = None if down is None else torch.tensor(down.loss, device="cpu")
         else:
             down, loss = self._through_back(codes, y, number)
         if down is None:

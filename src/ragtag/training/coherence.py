@@ -99,7 +99,7 @@ class CoherenceMeter:
                     sums[dense.device] = torch.zeros(WIDTH, device=dense.device)
                 self._add(sums[dense.device], dense.reshape(-1).float(), at)
             at += parameter.numel()
-        whole_ = torch.zeros(WIDTH)
+        whole_ = torch.zeros(WIDTH, device="cpu")
         for part in sums.values():
             whole_ += part.cpu()
         return whole_

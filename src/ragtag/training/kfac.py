@@ -130,9 +130,9 @@ class CrewCommunicator:
         self._measured = MeasuredCosts(matrices) if cost == "measured" else None
         self._publishes_costs = False
         averaged, self._computed = dict(needs.averaged), dict(needs.computed)
-        averaged[GIVEN] = torch.zeros(len(needs.averaged))
+        averaged[GIVEN] = torch.zeros(len(needs.averaged), device="cpu")
         if self._measured is not None:
-            sizes = torch.zeros(len(self._measured.sizes))
+            sizes = torch.zeros(len(self._measured.sizes), device="cpu")
             averaged[TIMES], self._computed[COSTS] = sizes.repeat(2, 1), sizes
         self._costs = self._priced(self._formula)
         """What owners follow from now."""
@@ -174,10 +174,10 @@ class CrewCommunicator:
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
         """Begin an average of factors, and of what decompositions take."""
         factors, told = self._needs.averaged, dict(values)
-        told[GIVEN] = torch.tensor([float(name in values) for name in factors])
+        told[GIVEN] = torch.tensor([float(name in values) for name in factors], device="cpu")
         told.update({name: torch.zeros_like(one) for name, one in factors.items() if name not in values})
         if self._measured is not None:
-            told[TIMES] = torch.tensor(self._measured.told())
+            told[TIMES] = torch.tensor(self._measured.told(), device="cpu")
         return _FactorRound(self.tensors.average(told, weight), factors, self._measured)
 
     def mine(self, step: int) -> list[str]:
@@ -201,7 +201,7 @@ class CrewCommunicator:
             self._measured.took(took_s)
             if self._publishes_costs:
                 given[COSTS] = self._costs_to_come(self._measured)
-        stamps = torch.tensor([*_digits(step + 1), *_digits(min(late, STEPS_MAX - 1))])
+        stamps = torch.tensor([*_digits(step + 1), *_digits(min(late, STEPS_MAX - 1))], device="cpu")
         self.tensors.publish(
             {
                 name: torch.cat([stamps.to(one.device), one.reshape(-1).float()])
@@ -257,9 +257,9 @@ class CrewCommunicator:
             for costs in (self._costs, true)
         )
         if then < (1 - GAIN) * now:
-            return torch.tensor(seconds)
+            return torch.tensor(seconds, device="cpu")
         held = self._used.get(COSTS)
-        return torch.zeros(len(measured.sizes)) if held is None else held.newest.tensor[STAMPS:]
+        return torch.zeros(len(measured.sizes), device="cpu") if held is None else held.newest.tensor[STAMPS:]
 
     # -- Gradients
 
@@ -325,10 +325,10 @@ class Rows:
 
     def filled(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Rows with these gradients, once each, and zeros for other layers."""
-        rows = torch.zeros(self.shape)
+        rows = torch.zeros(self.shape, device="cpu")
         for name, gradient in gradients.items():
             first, end, _ = self._spans[name]
-            values = torch.zeros((end - first) * (self.shape[1] - 1))
+            values = torch.zeros((end - first) * (self.shape[1] - 1), device="cpu")
             values[: gradient.numel()] = gradient.detach().reshape(-1).to("cpu", torch.float32)
             rows[first:end, 0] = 1.0
             rows[first:end, 1:] = values.reshape(end - first, -1)

@@ -417,11 +417,11 @@ class NamedTensors:
         versions, values = [], {}
         for name, form in self._computed.items():
             known = self._known.get(name)
-            value = torch.zeros(form.shape) if known is None else known.tensor.cpu().clone()
+            value = torch.zeros(form.shape, device="cpu") if known is None else known.tensor.cpu().clone()
             version = NONE if known is None else known.version
             versions.append((version.clock, version.maker, _check(version, value)))
             values[name] = value
-        table = torch.tensor(versions, dtype=torch.int64).reshape(-1, 3)
+        table = torch.tensor(versions, dtype=torch.int64, device="cpu").reshape(-1, 3)
         clock = self.clock  # a run that resumes begins with it; a peer that comes into this one has its base
         return {"clock": clock, "base": clock - self._last_round - 1, "versions": table, "values": values}
 

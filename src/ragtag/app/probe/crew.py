@@ -273,7 +273,7 @@ def _gather(peer: Peer, transport: DriverTransport, peers: int) -> None:
 
     Each says in the mean whether it sees all, so all go on after the same round. Raises LinksError.
     """
-    seen = torch.zeros(fp32.elements)
+    seen = torch.zeros(fp32.elements, device="cpu")
     part = Part("seen", "values", lambda: seen)
     replica = Replica([part], transport, rps, fp32, name="probe/gather", content="links", share=False)
     peer.enter(replica.channel)
@@ -369,7 +369,7 @@ def _try(peer: Peer, links: Links) -> Links:
     """Make some averages with repair, and add how long they took."""
     slowest = min(map(links.rate, links.peers))
     values = int(min(VALUES, max(4 * fp32.elements * len(links.peers), slowest * TRIED_S / 8)))
-    tensor = torch.zeros(values)
+    tensor = torch.zeros(values, device="cpu")
     part = Part("tried", "values", lambda: tensor)
     replica = Replica(
         [part], peer.transport, rps_repair, fp32, name="probe/tried", content="links", together_s=MEET_S

@@ -19,6 +19,7 @@ For n samples and p positions that is the Fisher matrix divided by n^2 p^5, to w
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from ragtag.optim.kfac.placement import DecompositionForm, LayerSize, Side
+from ragtag.optim.kfac.placement import SIDES, DecompositionForm, LayerSize, Side
 
 Scaling = Literal["fisher", "pytorch"]
 """What factors are means of: gradients of samples' losses, or of the mean loss (see the module)."""
@@ -75,6 +76,7 @@ class KfacLayer:
         """Of the passes since the factors were updated."""
         self._form = self._shapes()
         self._wrote: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
+        self._order: Tensor | None = None
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
 
@@ -133,6 +135,18 @@ class KfacLayer:
         """Drop the passes since the factors were updated."""
         self._sums, self._passes, self.samples = None, 0, 0
 
+    def kept(self, alpha: float) -> float:
+        """How much of the factors stays when new passes come in (see ``fold``)."""
+        return min(alpha, self.folded / (self.folded + 1)) if self._gate.scaling == "fisher" else alpha
+
+    def taken(self) -> tuple[Tensor, ...]:
+        """The mean of the passes since the factors were updated, of A and of G, which are then forgotten;
+        nothing: there were none.
+        """
+        sums, passes = self._sums or (), self._passes
+        self.forget()
+        return sums if passes < 2 else tuple(part / passes for part in sums)
+
     def _samples_of(self, values: Tensor) -> int:
         """How many samples a pass has: of a convolution images, else rows."""
         if isinstance(self.module, nn.Linear):
@@ -163,10 +177,9 @@ class KfacLayer:
             n, positions = samples * height * width, height * width
             rows = patches.reshape(self.groups, n, -1)
             product = _product(rows, self.module.bias is not None)
-            order = torch.arange(rows.shape[-1], device=rows.device).view(-1, sides[-1]).T.reshape(-1)
-            if self.module.bias is not None:
-                order = torch.cat([order, order.new_tensor([rows.shape[-1]])])
-            product = product[:, order[:, None], order]  # channels first, as in the weight
+            if self._order is None or self._order.device != rows.device:
+                self._order = _channels_first(rows.shape[-1], sides[-1], product.shape[-1]).to(rows.device)
+            product = product[:, self._order[:, None], self._order]  # as in the weight
         weight = positions if self._gate.scaling == "fisher" else 1 / positions**2
         return self._averaged(product, weight / n)
 
@@ -230,29 +243,6 @@ class KfacLayer:
             ),
         )
 
-    # -- Factors
-
-    def fold(self, alpha: float) -> bool:
-        """Take the passes since the last time into the factors: ``alpha F + (1 - alpha) F_new``.
-
-        Of samples' losses F is the mean of the first ones as long as that counts more than ``1 - alpha``, and
-        else it begins with the identity.
-
-        Returns whether they were finite: passes that are not (a scaled loss that overflowed) are dropped.
-        """
-        sums, passes = self._sums, self._passes
-        self.forget()
-        if sums is None:
-            return True
-        if not all(bool(torch.isfinite(part).all()) for part in sums):
-            return False
-        if self._gate.scaling == "fisher":
-            alpha = min(alpha, self.folded / (self.folded + 1))
-        for side, part in zip(("A", "G"), sums, strict=True):
-            self.factors[side] = alpha * self.factors[side].to(part.device) + (1 - alpha) * (part / passes)
-        self.folded += 1
-        return True
-
     # -- The gradient
 
     def gradient(self) -> Tensor | None:
@@ -282,6 +272,45 @@ class KfacLayer:
         """Whether the gradient is still what was written last."""
         weight = self.module.weight.grad
         return weight is not None and self._wrote[0]() is weight and self._wrote[1] == weight._version
+
+
+def fold(layers: Sequence[KfacLayer], alpha: float) -> list[bool]:
+    """Take the passes since the last time into the factors: ``alpha F + (1 - alpha) F_new``.
+
+    Of samples' losses F is the mean of the first ones as long as that counts more than ``1 - alpha``, and
+    else it begins with the identity.
+
+    Returns of which layers they were finite: passes that are not (a scaled loss that overflowed) are dropped.
+    All layers are looked at together: an accelerator waits for one answer, and not for one of each layer.
+    """
+    passes = [layer.taken() for layer in layers]
+    spoilt = _spoilt([part for parts in passes for part in parts])
+    finite = [not any(id(part) in spoilt for part in parts) for parts in passes]
+    kept: list[tuple[KfacLayer, Side, Tensor, float]] = []
+    for layer, parts, good in zip(layers, passes, finite, strict=True):
+        if parts and good:
+            own = layer.kept(alpha)
+            kept += [(layer, side, part, own) for side, part in zip(SIDES, parts, strict=True)]
+            layer.folded += 1
+    if kept:
+        factors = torch._foreach_mul(
+            [layer.factors[side].to(part.device) for layer, side, part, _ in kept], [own for *_, own in kept]
+        )
+        torch._foreach_add_(
+            factors, torch._foreach_mul([part for *_, part, _ in kept], [1 - own for *_, own in kept])
+        )
+        for (layer, side, _, _), factor in zip(kept, factors, strict=True):
+            layer.factors[side] = factor
+    return finite
+
+
+def _spoilt(parts: list[Tensor]) -> set[int]:
+    """The ids of those with NaN or infinity in them: one answer from the device."""
+    if not parts:
+        return set()
+    largest = torch._foreach_norm(parts, math.inf)
+    finite = torch.stack([one.to(largest[0].device) for one in largest]).isfinite().tolist()
+    return {id(part) for part, good in zip(parts, finite, strict=True) if not good}
 
 
 def _product(rows: Tensor, ones: bool = False) -> Tensor:
@@ -349,10 +378,12 @@ def preconditioned(
     found = []
     for rows, of_g in zip(torch.split(given, g_rows, -2), g, strict=True):
         parts = zip(torch.split(rows, a_rows, -1), a, strict=True)
-        found.append(
-            torch.cat([_preconditioned(part, of_a, of_g, form, damping) for part, of_a in parts], -1)
-        )
-    return torch.cat(found, -2)
+        found.append(_joined([_preconditioned(part, of_a, of_g, form, damping) for part, of_a in parts], -1))
+    return _joined(found, -2)
+
+
+def _joined(parts: list[Tensor], along: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, along)
 
 
 def _preconditioned(given: Tensor, a: Tensor, g: Tensor, form: DecompositionForm, damping: float) -> Tensor:
@@ -387,6 +418,13 @@ def why_not(module: nn.Module) -> str | None:
     if any(parameter.numel() == 0 for parameter in parameters.values()):
         return "it has no values"
     return None
+
+
+def _channels_first(values: int, channels: int, rows: int) -> Tensor:
+    """Where each value of a patch lies, whose channels come last; what is behind the patch stays there."""
+    order = torch.arange(rows, device="cpu")
+    order[:values] = order[:values].view(-1, channels).T.reshape(-1)
+    return order
 
 
 def _sizes(shapes: tuple[torch.Size | None, ...]) -> str:

@@ -32,6 +32,7 @@ from ragtag.optim.kfac.layers import (
     PassGate,
     Scaling,
     decomposed,
+    fold,
     preconditioned,
     too_little_damping,
     undecomposed,
@@ -326,8 +327,9 @@ class KFAC:
         self._settle()
         seen = max((layer.samples for layer in self._layers.values()), default=0)
         before = {name: layer.folded for name, layer in self._layers.items()}
-        for name, layer in self._layers.items():
-            if not layer.fold(decay):
+        finite = fold(list(self._layers.values()), decay)
+        for name, good in zip(self._layers, finite, strict=True):
+            if not good:
                 self.dropped += 1
                 self._note(name, "passes that are not finite: they are left out of its factors")
         factors = {  # one without new passes would hold the others' back; without any it is the identity
@@ -415,8 +417,11 @@ class KFAC:
             self.plain = tuple(name for name, one in gradients.items() if one is not None)
             return
         scale = 1.0 if kappa is None or moved == 0 else min(1.0, math.sqrt(kappa / abs(moved)))
-        for layer, after in changed:
-            layer.write(scale * after)
+        afters = [after for _, after in changed]
+        if scale != 1:
+            afters = list(torch._foreach_mul(afters, scale))
+        for (layer, _), after in zip(changed, afters, strict=True):
+            layer.write(after)
 
     def _say_forgotten(self) -> None:
         """Once: passes were watched, and the optimizer takes a step that K-FAC has not been told of."""

@@ -101,7 +101,7 @@ class Gradients:
         self.batch = 0.0
         self._parameters: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
-        self._present = torch.zeros(0)
+        self._present = torch.zeros(0, device="cpu")
         self._gathered = 0.0
 
     def parts(self, names: Sequence[str], buffers: Sequence[Part]) -> list[Part]:
@@ -184,7 +184,7 @@ class Gradients:
             return
         self._parameters = parameters_of(self._inner.param_groups)
         self._sums = [torch.zeros_like(p, dtype=torch.float32, requires_grad=False) for p in self._parameters]
-        self._present = torch.zeros(len(self._parameters))
+        self._present = torch.zeros(len(self._parameters), device="cpu")
 
     @torch.no_grad()
     def _gather(self) -> None:

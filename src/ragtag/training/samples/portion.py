@@ -217,7 +217,7 @@ class Portion:
         """
         epoch = self.epoch - self.under_way
         if self._all is None:
-            return {"epoch": epoch, "identity": 0, "used": torch.zeros(0, dtype=torch.uint8)}
+            return {"epoch": epoch, "identity": 0, "used": torch.zeros(0, dtype=torch.uint8, device="cpu")}
         used = torch.from_numpy(np.packbits(self._drawer.used(epoch)))
         return {"epoch": epoch, "identity": self._deck.identity, "used": used}
 

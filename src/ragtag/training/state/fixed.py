@@ -41,7 +41,7 @@ class Fixed:
         self.name = f"{name}/fixed"
         self._parts, self._transport = tuple(parts), transport
         self._replica: Replica | None = None
-        self._pieces = torch.zeros(0)
+        self._pieces = torch.zeros(0, device="cpu")
 
     @property
     def whole(self) -> Fixed:
@@ -80,7 +80,7 @@ class Fixed:
         return outcome
 
     def _opened(self, flat: Sequence[torch.Tensor], deadline_s: float | None) -> Replica:
-        self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2)
+        self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2, device="cpu")
         part = Part("pieces of 16 bits", "all", lambda: self._pieces)
         replica = Replica([part], self._transport, direct, fp32, name=self.name, together_s=deadline_s)
         self._replica = replica

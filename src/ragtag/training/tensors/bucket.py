@@ -139,10 +139,10 @@ class Bucket:
         """bool ``[n_chunks * elements]``: where in the table pieces of parts lie (number of the part, from
         which to which of its values, in its own order).
         """
-        found = torch.zeros(self._flat.numel(), dtype=torch.bool)
+        found = torch.zeros(self._flat.numel(), dtype=torch.bool, device="cpu")
         for at, start, stop in pieces:
             spec = self.specs[at]
-            chosen = torch.zeros(spec.n_values, dtype=torch.bool)
+            chosen = torch.zeros(spec.n_values, dtype=torch.bool, device="cpu")
             chosen[start:stop] = True
             place = found.as_strided(spec.shape, strides_of(spec), self._offsets[at])
             place.logical_or_(chosen.view(spec.shape))
@@ -210,7 +210,7 @@ class Bucket:
         chunks = fragment_chunks(self._offsets[-1], self._elements, self._fragments)
         size = self._fragments * chunks * self._elements
         pin = any(tensor.is_cuda for tensor in tensors)
-        self._flat = torch.zeros(size, dtype=torch.float32, pin_memory=pin)
+        self._flat = torch.zeros(size, dtype=torch.float32, pin_memory=pin, device="cpu")
         self._values: Floats = self._flat.numpy().reshape(-1, self._elements)
         homes = self._homes(tensors)
         crowd, twins = crowd_of(tensors), Counter(tensor.data_ptr() for tensor in tensors)

@@ -77,7 +77,8 @@ def test_a_crew_trains_whatever_the_default_device_is(options: dict[str, Any]) -
             optimizer.zero_grad()
             (model(torch.full((4, 20), 1.0 + peer.me, device="cpu")) - 1).square().mean().backward()
             optimizer.step()
-        assert optimizer.average().averaged.all()
+        assert optimizer.outcome is not None
+        assert optimizer.outcome.averaged.all()
         return model.weight.detach()
 
     for weight in SimulatedCrew(2, Faults(latency_s=0.001), seed=1).run(train):

@@ -20,6 +20,9 @@ from ragtag.training.tensors.finite import Leaps, require_weight
 from ragtag.training.tensors.layout import BUFFER, GRADIENT, PRESENT, Part
 from ragtag.training.transport import Pending, Transport
 
+_GIVEN = frozenset((GRADIENT, PRESENT))
+"""Kinds of parts that are as they were sent when an average that nothing waited for is taken over."""
+
 
 class Corrections:
     """How often each buffer was corrected by averages that local steps did not wait for.
@@ -136,7 +139,9 @@ class Replica:
 
     @torch.no_grad()
     def _correct(self, outcome: Outcome, sent: Floats, corrections: Corrections) -> Outcome:
-        self._bring_back(sent)
+        moved = any(part.kind not in _GIVEN for part in self.bucket.parts)
+        if moved or not outcome.averaged.all():
+            self._bring_back(sent)
         self.bucket.flatten()
         times = zip(corrections.times(self._buffers), self._times, strict=True)
         first = [now == before for now, before in times]
@@ -145,7 +150,7 @@ class Replica:
             buffer.find() for buffer, is_first in zip(self._buffers, first, strict=True) if not is_first
         ]
         kept = [buffer.clone() for buffer in others]
-        self._take(outcome, sent=sent)
+        self._take(outcome, sent=sent if moved else None)
         for buffer, own in zip(others, kept, strict=True):
             buffer.copy_(own)
         return outcome
@@ -153,7 +158,7 @@ class Replica:
     def _bring_back(self, sent: Floats) -> None:
         """Gradients, and the list of those that there are, are again what was sent; buffers stay."""
         for at, part in enumerate(self.bucket.parts):
-            if part.kind in (GRADIENT, PRESENT):
+            if part.kind in _GIVEN:
                 part.find().copy_(self.bucket.in_table(sent, at))
 
     @property
@@ -196,8 +201,9 @@ class Replica:
         table = outcome.mean if self.after is None else self.after(outcome)
         row = outcome.round % self.schema.fragments * len(table)
         own = self.bucket.values[row : row + len(table)]
-        if sent is not None:
-            table = table + (own - sent)
+        if sent is not None:  # in place: another table as large as the model takes longer to get than to fill
+            np.subtract(own, sent, out=sent)
+            table = np.add(sent, table, out=sent)
         if kept:
             table = np.float32(kept) * own + np.float32(1.0 - kept) * table
         self.bucket.restore(table, outcome.averaged, row)

@@ -246,8 +246,9 @@ class FakeTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
+        number: int = -1,
     ) -> FakePending:
-        self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s))
+        self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s, number=number))
         return FakePending(self.crew, self.me, channel)
 
 

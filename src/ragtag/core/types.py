@@ -178,6 +178,9 @@ class Offer:
     k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
 
     ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``, ``overlap_s``: as in ``Average``.
+
+    number: the round's, of a channel whose trainer numbers all rounds; -1: the channel does. The trainer's
+    may have gaps: all peers that would be in a round between leave it out, so nobody has missed it.
     """
 
     channel: int
@@ -187,6 +190,7 @@ class Offer:
     aside: frozenset[PeerId] = frozenset()
     due: int = -1
     overlap_s: float = 0.0
+    number: int = -1
 
 
 class Version(NamedTuple):

@@ -179,8 +179,8 @@ class Offer:
 
     ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``, ``overlap_s``: as in ``Average``.
 
-    number: the round's, of a channel whose trainer numbers all rounds; -1: the channel does. The trainer's
-    may have gaps: all peers that would be in a round between leave it out, so nobody has missed it.
+    number: which round it is, where the trainer numbers all rounds of the channel; -1: the channel does. What
+    the trainer leaves out between two numbers is nothing that this peer has to catch up with.
     """
 
     channel: int

@@ -11,8 +11,8 @@ comes to is taken over before the next step is: parameters do not change in betw
 comparison for one that waits for it in the next round, as it has begun both.
 
 The number of that small round follows from the model's round, too, and not from how many a peer was in:
-peers that were parted, or follow, have been in others. So those that compare after the same round are in one
-small round, and a peer that missed some leaves them out.
+peers that were parted, or that follow, have been in others. So those that compare after one round of the
+model are in one small round, and a peer that missed some leaves them out.
 
 What replicas are apart grows with each step. So a peer for which a round was spoilt, while replicas were
 alike, says so on the notice board. Once all have most likely heard of it, they are compared ``SOONER`` times
@@ -286,9 +286,11 @@ class Aligner:
         return self._number(outcome.round)
 
     def _number(self, round_: int) -> int | None:
-        """The number of the comparison after a round; ``None``: there is none. So many have been by then if
-        each sooner one was: of those that follow each other in calm rounds it is ``SOONER`` apart at most, as
-        peers that wait for the next one believe no number far ahead (``CATCH_UP``).
+        """The number of the comparison after a round; ``None``: there is none.
+
+        It is how many there have been, with all that would be after spoilt rounds. So it is the same whether
+        a peer knows of such a round or not. In calm rounds numbers are at most ``SOONER`` apart: peers that
+        wait for the next one believe none much farther ahead (``FarRounds``).
         """
         whole, since = divmod(round_ + 1, self.every)
         if since % self._sooner or (since and not self._is_spoilt(round_)):
@@ -359,8 +361,8 @@ class Aligner:
             self._votes = self._right >= self._turns
 
     def _turn(self, number: int) -> int:
-        """Whose turn it is in a comparison: one after the other in calm rounds, too, of which numbers are
-        far apart.
+        """Which part of the model a comparison looks at: one after the other in calm rounds, too, whose
+        numbers are apart.
         """
         calm, sooner = divmod(number, self._looks)
         return (number if sooner else calm) % self._turns

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragtag.core.seed import generator
-from ragtag.core.types import Average, Bytes, Offer, Outcome, Run
+from ragtag.core.types import Average, Bytes, Joined, Offer, Outcome, Run
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.gather import gather, nothing_gathered
@@ -178,6 +178,30 @@ def test_a_dead_owners_block_is_given_up_and_then_others() -> None:
         assert last.factor == pytest.approx([1 / 3] * 15)
     given_up = {entry for o in world.outcomes[0] if o.gathered is not None for entry in o.gathered.given_up}
     assert 0 in {number for number, _ in given_up}
+
+
+def test_a_round_that_its_trainer_numbers_is_that_one_whatever_is_heard_of_others() -> None:
+    """Peer 2 is not in some rounds, and late in one that the others have left. It does not go on to theirs,
+    where its rows would be of another state, and gives in the next, however many it was not in.
+    """
+    world = World(3, gather, MOST)
+    most = {8: 0.0, 16: 1.0, 24: 2.0, 40: 3.0, 48: 4.0, 56: 5.0, 64: 6.0}
+    begins_s = [most, most, {8: 0.0, 40: 3.0, 48: 5.005, 64: 6.0}]
+    for peer, times in enumerate(begins_s):
+        for number, at_s in times.items():
+            world.push(at_s, peer, Offer(0, rows_of(peer, number, 4), 1.0, number=number))
+    for peer in (0, 1):  # its trainers' other channel has brought it back
+        for at_s in (2.9, 5.9):
+            world.push(at_s, peer, Joined(2))
+    world.run()
+    for peer, times in enumerate(begins_s):
+        of = {outcome.round: outcome.gathered for outcome in world.outcomes[peer]}
+        assert list(of) == list(times), peer
+        for number in (40, 64):
+            gathered = of[number]
+            assert gathered is not None and gathered.whole.all() and len(gathered.rows) == 12, (peer, number)
+            assert gathered.factor == pytest.approx([1 / 3] * 12), (peer, number)
+    assert not [note for _, note in world.notes if note.what == "skipped"]
 
 
 def test_a_channel_takes_what_its_method_is_for() -> None:

@@ -60,6 +60,7 @@ class FakeCrew:
         self._heap: list[tuple[float, int, int, Event]] = []
         self._asks: dict[tuple[int, int], Average | Offer] = {}  # by peer and channel
         self._waits: set[tuple[int, int]] = set()
+        self._idle: dict[int, int] = {}  # those that wait for others to begin a round of this channel
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._failed: BaseException | None = None
         self._changed = threading.Condition()
@@ -102,6 +103,20 @@ class FakeCrew:
             self._waits.discard((peer, channel))
             return self._outcomes.pop((peer, channel))
 
+    def await_newer(self, peer: int, channel: int) -> bool:
+        """Wait until others have begun a round that this peer has not. Alone it would have them in no
+        time, and what the others wait for would never come.
+        """
+        with self._changed:
+            self._idle[peer] = channel
+            self._run_if_all_wait()
+            came = self._changed.wait_for(lambda: self._is_newer(peer) or self._failed, PATIENCE_S)
+            del self._idle[peer]
+            return bool(came)
+
+    def _is_newer(self, peer: int) -> bool:
+        return self.nodes[peer].newer(self._idle[peer])
+
     def leave(self, peer: int) -> None:
         """From now on nothing comes from this peer, and nobody's round waits for it to begin."""
         with self._changed:
@@ -119,7 +134,11 @@ class FakeCrew:
 
     def _run_if_all_wait(self) -> None:
         waiting = self._waiting()
-        if not waiting or not waiting >= self.present:
+        if (
+            not waiting
+            or not waiting | self._idle.keys() >= self.present
+            or any(map(self._is_newer, self._idle))
+        ):
             return
         asks, self._asks = self._asks, {}
         for (peer, _), event in sorted(asks.items(), key=lambda ask: ask[0]):  # not as threads came
@@ -127,6 +146,8 @@ class FakeCrew:
         waits = set(self._waits)
         together = len({channel for _, channel in waits}) == 1
         while waits - self._outcomes.keys() if together else waits.isdisjoint(self._outcomes):
+            if any(map(self._is_newer, self._idle)):
+                break
             self._now_s, _, peer, event = heapq.heappop(self._heap)
             if peer in self.present or peer in waiting:
                 self._apply(peer, self.nodes[peer].step(self._now_s, event))
@@ -225,8 +246,9 @@ class FakeTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
+        number: int = -1,
     ) -> FakePending:
-        self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s))
+        self.crew.ask(self.me, Offer(channel, rows, weight, deadline_s, number=number))
         return FakePending(self.crew, self.me, channel)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 import ragtag.training.align.aligner as align_module
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
-from ragtag.core.faults import Faults, Freeze
+from ragtag.core.faults import Faults, Freeze, Partition, Window
 from ragtag.core.types import nobodys
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import AllReduce
@@ -27,7 +27,7 @@ from ragtag.recipes.abreast import Keeps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.aligner import Aligner, Patch
-from ragtag.training.align.plan import Align
+from ragtag.training.align.plan import Align, Aligned
 from ragtag.training.exchange.aligned import Aligning
 from ragtag.training.exchange.base import layer
 from ragtag.training.exchange.compress import TopK
@@ -356,6 +356,58 @@ def test_after_a_freeze_no_comparison_makes_the_others_wait(frozen_s: float) -> 
     SimulatedCrew(5, faults, seed=26, cost=ComputeCost(0.1, sigma=0.05, seed=26)).run(train)
     for peer in (0, 2, 3, 4):
         assert max(steps_s[peer][15:]) < 1.5 * median(steps_s[peer]), peer
+
+
+@pytest.mark.parametrize(
+    ("n", "every", "side", "parted_s", "seed"),
+    [
+        pytest.param(6, (6, 2), {1, 2, 3}, 1.7, 35, id="three and three"),
+        pytest.param(4, (10, 7), {1, 3}, 2.572, 23, id="two and two"),
+    ],
+)
+def test_peers_that_were_parted_compare_in_one_round_again(
+    n: int, every: tuple[int, ...], side: set[int], parted_s: float, seed: int
+) -> None:
+    """Each counted the comparisons that it was in. So they were a round of them apart, and in each all waited
+    for those in the other one, to its deadline.
+    """
+    heals_s = 0.606 + parted_s
+    parted = Partition(frozenset(side), Window(0.606, heals_s))
+    faults = Faults(latency_s=0.002, rate_bytes_per_s=1e7, partitions=(parted,))
+    steps_s: dict[int, list[float]] = {}
+    compared: list[tuple[int, Aligned]] = []
+
+    def train(peer: SimulatedTransport) -> None:
+        torch.manual_seed(0)
+        models, keeps = [nn.Linear(40, 40) for _ in every], Keeps(peer, 3)
+        optimizers = [
+            CrewOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), peer, model=model, name=f"m{i}",
+                average="gradients", method=AllReduce(), align=Align(every[i]), **keeps.hooks,
+            )
+            for i, model in enumerate(models)
+        ]  # fmt: skip
+        draw = torch.Generator().manual_seed(peer.me)
+        mine = steps_s.setdefault(peer.me, [])
+        while optimizers[0].outcome is None or optimizers[0].outcome.round < 60 + int(heals_s / 0.02):
+            began_s = peer.now_s()
+            peer.compute()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.randn(8, 40, generator=draw)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                found = optimizer._averaged.aligned
+                if found is not None and began_s > heals_s + 0.3:
+                    compared.append((peer.me, found))
+            if began_s > heals_s + 0.3:
+                mine.append(peer.now_s() - began_s)
+
+    SimulatedCrew(n, faults, seed=seed, cost=ComputeCost(0.02, sigma=0.05, seed=seed)).run(train)
+    assert {peer for peer, _ in compared} == set(range(n))
+    assert not [(peer, found) for peer, found in compared if found.peers < n or found.expired]
+    for peer, took_s in steps_s.items():
+        assert max(took_s) < 2 * median(took_s), peer
 
 
 @pytest.mark.parametrize("values", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])

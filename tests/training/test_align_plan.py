@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -16,10 +17,14 @@ import ragtag
 from ragtag.app.crew.transport import SoloTransport
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import SchemaMismatch
+from ragtag.protocols.channel.far_rounds import CATCH_UP
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.schedules import BackupWorkers
+from ragtag.training.align.aligner import Aligner
 from ragtag.training.align.plan import Align, Pace, judge
 from ragtag.training.align.rows import View
+from ragtag.training.exchange.aligned import Aligning
+from ragtag.training.exchange.base import layer
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.simulated import TappedCrew, run_peers
 
@@ -147,6 +152,44 @@ def test_alone_nothing_is_compared() -> None:
         optimizer.step()
     assert optimizer._averaged.aligned is not None
     assert (optimizer._averaged.aligned.peers, optimizer._averaged.aligned.apart) == (0, 0)
+
+
+def _never(aligner: Aligner, round_: int) -> bool:
+    return False
+
+
+def _always(aligner: Aligner, round_: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 8, 9, 15, 17, 32, 100])
+def test_the_number_of_a_comparison_follows_from_the_round(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that do not know of a spoilt round have the same numbers for those comparisons that they are in;
+    and no number is so far ahead of the one before that it would not be believed.
+    """
+    model = nn.Linear(3, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = CrewOptimizer(inner, SoloTransport(0), average="gradients", model=model, align=Align(every))
+    optimizer.step()
+    aligning = layer(optimizer._averaged._exchange, Aligning)
+    assert aligning is not None
+    aligner = aligning.aligner
+    calm: dict[int, int] = {}
+    spoilt: dict[int, int] = {}
+    for found, is_spoilt in ((calm, _never), (spoilt, _always)):
+        monkeypatch.setattr(Aligner, "_is_spoilt", is_spoilt)
+        found.update({r: n for r in range(8 * every) if (n := aligner._number(r)) is not None})
+    assert list(calm) == [every * i - 1 for i in range(1, 9)]
+    assert calm.items() <= spoilt.items()
+    assert list(spoilt.values()) == list(range(1, len(spoilt) + 1)), (
+        "none is left out, and none is given twice"
+    )
+    assert all(later - number <= CATCH_UP for number, later in itertools.pairwise(calm.values()))
+    monkeypatch.setattr(aligner, "_turns", 4)
+    turns = [aligner._turn(number) for number in calm.values()]
+    assert sorted(turns) == [0, 0, 1, 1, 2, 2, 3, 3], "each part of a large model, in calm rounds, too"
 
 
 def test_what_was_found_before_another_state_was_restored_is_forgotten() -> None:

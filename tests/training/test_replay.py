@@ -169,7 +169,7 @@ class Training:
         assert follower is not None
         _, since = optimizer._averaged.progress
         ways = Ways(
-            newer=lambda at_most_s: True,
+            newer=lambda at_most_s: self.crew.await_newer(LATE, optimizer._averaged.channel),
             ask=self.ask,
             put=lambda state: self.put(state, optimizer),
             follow=follower.follow,

@@ -178,6 +178,9 @@ class Offer:
     k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
 
     ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``, ``overlap_s``: as in ``Average``.
+
+    number: which round it is, where the trainer numbers all rounds of the channel; -1: the channel does. What
+    the trainer leaves out between two numbers is nothing that this peer has to catch up with.
     """
 
     channel: int
@@ -187,6 +190,7 @@ class Offer:
     aside: frozenset[PeerId] = frozenset()
     due: int = -1
     overlap_s: float = 0.0
+    number: int = -1
 
 
 class Version(NamedTuple):

@@ -661,10 +661,11 @@ class SimulatedTransport(Posting):
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        number: int = -1,
     ) -> SimulatedPending:
         """Begin the next round of a channel whose averager gathers rows."""
         due = self._after.get(channel, -1) + 1
-        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due))
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due, number=number))
 
     def _begin(self, ask: Average | Offer) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world

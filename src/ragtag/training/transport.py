@@ -146,10 +146,12 @@ class Transport(Peers, Protocol):
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
+        number: int = -1,
     ) -> Pending:
         """Begin the next round of a channel whose method gathers rows (see ``Outcome.gathered``).
 
         rows: uint8 ``[k, chunk_bytes]``, k at most ``schema.n_chunks(codec.elements)``; not changed any more.
+        number: the round's, higher than the last one's; -1: the channel numbers its rounds. See ``Offer``.
         """
         ...
 

@@ -225,9 +225,10 @@ class SoloTransport(Posting):
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        number: int = -1,
     ) -> DonePending:
         """Gather one's own rows."""
-        return self._done(Offer(channel, rows, weight, deadline_s))
+        return self._done(Offer(channel, rows, weight, deadline_s, number=number))
 
     def publish(self, ask: Publish) -> None:
         """Keep values that nobody else takes."""
@@ -438,12 +439,13 @@ class DriverTransport:
         weight: float,
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
+        number: int = -1,
     ) -> DriverPending | DonePending:
         """Begin the channel's next round with rows to be gathered; without a place, nobody has them."""
         if self._driver.lost_seat:
             return DonePending(nothing_gathered(channel))
         due = self._after.get(channel, -1) + 1
-        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due))
+        return self._begin(Offer(channel, rows, weight, deadline_s, aside, due, number=number))
 
     def publish(self, ask: Publish) -> None:
         """Have the driver tell the others of these values. A peer whose place is another's tells nobody.

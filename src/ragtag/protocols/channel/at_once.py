@@ -118,6 +118,8 @@ class Rounds:
         self._serves = not opening.crew.role.gives
         self._planned: tuple[int, ...] = ()
         """The shares of the newest round that was begun."""
+        self._numbered = False
+        """Whether the trainer says which round each is."""
         self._unowned = False
         """Whether clients own the newest round's blocks, as nobody else is left."""
         self._rare: dict[PeerId, int] = {}
@@ -201,7 +203,8 @@ class Rounds:
 
     def _next(self, due: int = -1) -> int:
         """The round that begins now: the newest heard of, or the one after the last; not before ``due``."""
-        return max(self.done + 1, self.highest, due)
+        heard = -1 if self._numbered else self.highest
+        return max(self.done + 1, heard, due)
 
     def _now(self) -> int:
         """The round under way, or the one that begins next: this peer sends nothing new of earlier ones."""
@@ -263,18 +266,10 @@ class Rounds:
         self._require(ask)
         self._given = now_s, ask, self._taking
         self._in_next.clear()
-        number, steps = self._next(ask.due), self._crew.steps
-        if not self._serves:  # it begins what others have begun
-            number = steps.number(self._number, number)
-        early = self.rounds.get(number)
-        self._tardy = self._tardy + 1 if early is not None and early.told else 0
-        if self._leaves_it(number, ask):
-            number, self._tardy = number + 1, 0
-        if not self._serves:
-            steps.begins(self._number, number, ask.weight > 0)
+        number = self._which(ask)
         if number > ROUND_MAX:
             raise RuntimeError(f"channel {ask.channel} has had {number} rounds, as many as can be numbered")
-        new, skipped = self.done < 0, number - self.done - 1
+        new, skipped = self.done < 0, 0 if self._numbered else number - self.done - 1
         self._aside = ask.aside
         recut = self._replan(number)
         machine = self._machine(number)
@@ -297,7 +292,7 @@ class Rounds:
         if self._serves:  # no average comes to it, so it cannot measure how long that takes
             gather_s = max(gather_s, scatter_s)
         self.active = number
-        self._behind |= number > max(self.done + 1, ask.due)  # what went by as it meant to is no lag
+        self._behind |= skipped > 0 and number > ask.due  # what went by as it meant to is no lag
         if self._newcomer or (skipped > CATCH_UP and not new):
             self._taking = self._channel.fragments
             self._given = now_s, ask, self._taking
@@ -341,6 +336,26 @@ class Rounds:
         for peer in sorted(self._unheard()):
             effects.append(Send(question(peer, machine.spec.key(GATHER, 0)), until_s))
         return self._settle(effects)
+
+    def _which(self, ask: Average | Offer) -> int:
+        """The round that begins with this.
+
+        Where the trainer numbers rounds, nothing that is heard of others changes that: its state is of this
+        one, and those of the same state are in it. Nor is it one of its step's rounds (``StepOrder``).
+        """
+        if isinstance(ask, Offer) and ask.number >= 0:
+            self._numbered = True
+            return self._next(ask.number)
+        number, steps = self._next(ask.due), self._crew.steps
+        if not self._serves:  # it begins what others have begun
+            number = steps.number(self._number, number)
+        early = self.rounds.get(number)
+        self._tardy = self._tardy + 1 if early is not None and early.told else 0
+        if self._leaves_it(number, ask):
+            number, self._tardy = number + 1, 0
+        if not self._serves:
+            steps.begins(self._number, number, ask.weight > 0)
+        return number
 
     def _shares(self, number: int) -> tuple[int, ...]:
         """A round's shares, by peer; empty: all own as much."""
@@ -476,7 +491,8 @@ class Rounds:
             auxiliary = crew.auxiliary
             assisting = crew.presence.assisting if self._channel.assisted else NOBODY
             live = crew.live - self._aside or crew.live
-            if not self._serves and 0 <= self.done < number - 1 - CATCH_UP:  # it owns nothing to the others
+            was_away = 0 <= self.done < number - 1 - CATCH_UP and not self._numbered
+            if was_away and not self._serves:  # it owns nothing to the others
                 live = live - {self.me} or live
             setting = Setting(
                 me=self.me,

@@ -10,6 +10,10 @@ of its own). It begins when the step is taken and runs beside the next step's co
 comes to is taken over before the next step is: parameters do not change in between. So no peer waits in a
 comparison for one that waits for it in the next round, as it has begun both.
 
+The number of that small round follows from the model's round, too, and not from how many a peer was in:
+peers that were parted, or that follow, have been in others. So those that compare after one round of the
+model are in one small round, and a peer that missed some leaves them out.
+
 What replicas are apart grows with each step. So a peer for which a round was spoilt, while replicas were
 alike, says so on the notice board. Once all have most likely heard of it, they are compared ``SOONER`` times
 as often, until ``every`` rounds after that round.
@@ -80,7 +84,7 @@ LOOK_BYTES = 1 << 25
 """Parameters that are looked at each time: the whole model in so many turns as that takes."""
 _STATES_MAX = 8  # tensors of a parameter's shape that an optimizer may keep of it
 SOONER = 8
-"""After a spoilt round replicas are compared so many times as often."""
+"""After a spoilt round replicas are compared so many times as often, at most."""
 _ROWS_LEAST = 64
 """So many rows (68 KiB) may always be given: small models are made alike in one comparison."""
 _POST = struct.Struct("<I")  # the round that was spoilt
@@ -161,7 +165,8 @@ class Aligner:
             require_plain(part, part.find())
         self.every, self._transport = align.every, transport
         self._channel, self._topic = channel_of(f"{name}/replicas"), topic_of(f"{name}/replicas")
-        self._sooner, self._said = max(1, align.every // SOONER), -align.every
+        self._sooner, self._said = math.ceil(align.every / SOONER), -align.every
+        self._looks = math.ceil(align.every / self._sooner)
         self._deadline_s, self._rows, self._note = deadline_s, rows, note
         if rows is not None:
             rows.keep(self.finish)
@@ -239,9 +244,10 @@ class Aligner:
         """``begin`` for a peer that is not in step yet: it gives nothing, and nobody waits for it. It waits
         as long as its channel allows: what it lacked of a comparison it could not make up for.
         """
-        if self._due(outcome) is not None:
+        number = self._due(outcome)
+        if number is not None:
             nothing = np.zeros((0, CHUNK_BYTES), np.uint8)
-            pending = self._transport.offer(self._channel, nothing, 0.0, self._deadline_s)
+            pending = self._transport.offer(self._channel, nothing, 0.0, self._deadline_s, number=number)
             self._under_way = _Begun(outcome.round, pending)
 
     def put(self, patch: Patch) -> tuple[int, float]:
@@ -280,10 +286,16 @@ class Aligner:
         return self._number(outcome.round)
 
     def _number(self, round_: int) -> int | None:
-        for each in (self.every, self._sooner):
-            if (round_ + 1) % each == 0 and (each == self.every or self._is_spoilt(round_)):
-                return round_ // each
-        return None
+        """The number of the comparison after a round; ``None``: there is none.
+
+        It is how many there have been, with all that would be after spoilt rounds. So it is the same whether
+        a peer knows of such a round or not. In calm rounds numbers are at most ``SOONER`` apart: peers that
+        wait for the next one believe none much farther ahead (``FarRounds``).
+        """
+        whole, since = divmod(round_ + 1, self.every)
+        if since % self._sooner or (since and not self._is_spoilt(round_)):
+            return None
+        return whole * self._looks + since // self._sooner
 
     def _tell_spoilt(self, outcome: Outcome) -> None:
         """Say so where a round was spoilt. Rows that have not come may come later (``late``): where they are
@@ -304,14 +316,15 @@ class Aligner:
         me, alone = self._transport.me, len(self._transport.live) < 2
         self._saved += self._saves * (round_ - self._looked)
         self._saved, self._looked = min(self._saved, float(SOONER * self._pace.most)), round_
-        first, stop = self._turn(number)
+        turn, n = self._turn(number), self._units.n
+        first, stop = turn * n // self._turns, (turn + 1) * n // self._turns
         look = Look()
         mine = np.array([0 if alone else self._units.digest(u, look) for u in range(first, stop)], np.uint32)
         due, rows_due = self._due_now(number)
         own = digest_rows(me, round_, first, mine, self._votes)[: 0 if alone else None]
         gifts, given = self._gifts(due, look, round_, self._rows_most - len(own))
         asked = _Asked(number, first, mine, rows_due, given)
-        return _Begun(round_, self._offer(np.concatenate([own, *gifts])), asked)
+        return _Begun(round_, self._offer(np.concatenate([own, *gifts]), number), asked)
 
     def _take(self, begun: _Begun, asked: _Asked) -> None:
         """Take what others give, and see what differs."""
@@ -339,7 +352,7 @@ class Aligner:
             came.expired,
         )
         self._earn(wrong, bool(view.voters - {me}) and me in view.digests)
-        self._tell(asked.number % self._turns, len(wanted), len(mine))
+        self._tell(self._turn(asked.number), len(wanted), len(mine))
 
     def _earn(self, wrong: int, sure: bool) -> None:
         """A peer without a vote has as many units wrong; ``sure``: others that vote were heard."""
@@ -347,10 +360,12 @@ class Aligner:
             self._right = self._right + 1 if sure and not wrong else 0
             self._votes = self._right >= self._turns
 
-    def _turn(self, number: int) -> tuple[int, int]:
-        """The units that a comparison looks at."""
-        turn, n = number % self._turns, self._units.n
-        return turn * n // self._turns, (turn + 1) * n // self._turns
+    def _turn(self, number: int) -> int:
+        """Which part of the model a comparison looks at: one after the other in calm rounds, too, whose
+        numbers are apart.
+        """
+        calm, sooner = divmod(number, self._looks)
+        return (number if sooner else calm) % self._turns
 
     def _due_now(self, number: int) -> tuple[dict[int, Wanted], int]:
         """The units that are to be given now, as far as the pace allows, one at least; each is tried once,
@@ -407,7 +422,7 @@ class Aligner:
             if most and unit in found and unit not in given:
                 self._wanted[unit] = found[unit]
 
-    def _offer(self, rows: Bytes) -> Pending:
+    def _offer(self, rows: Bytes, number: int) -> Pending:
         """Begin a comparison. Its channel's own deadlines know little: its rounds are long apart, and short.
         So it may take ``_PATIENCE`` times as long as rounds usually do, or as comparisons that came whole,
         and as long as any of the last rounds: a peer that was slow in that one is waited for as long here.
@@ -416,7 +431,7 @@ class Aligner:
         deadline_s = max(usual_s, *self._round_s)
         if self._deadline_s is not None:
             deadline_s = min(deadline_s, self._deadline_s)
-        return self._transport.offer(self._channel, rows, 1.0, deadline_s)
+        return self._transport.offer(self._channel, rows, 1.0, deadline_s, number=number)
 
     def _came(self, begun: _Begun) -> Outcome:
         """Wait for a comparison. One that no deadline ended tells how long the next may take."""

@@ -216,9 +216,11 @@ def steps(asked: argparse.Namespace) -> dict[str, Any]:
         given += ["--width", str(asked.width), "--peer", way, str(free_ports(1)[0])]
         result = launch(2, [str(Path(__file__)), *given], on_event=events.append)
         printed = [event for event in events if isinstance(event, Printed)]
-        if any(end.status for end in result.ends):
-            sys.exit("\n".join(event.text for event in printed))
         said = [json.loads(e.text) for e in printed if not e.error and e.text.startswith('{"took"')]
+        if len(said) < 2:
+            sys.exit("\n".join(event.text for event in printed))
+        if ends := [end.status for end in result.ends if end.status]:
+            print(f"  {way}: processes ended with {ends} after they had measured", flush=True)
         found[f"{way}_s"] = statistics.median(took for one in said for took in one["took"])
         found["parameters"] = said[0]["parameters"]
         print(f"  {way:<12}{found[f'{way}_s'] * 1e3:8.1f} ms a step", flush=True)

@@ -237,8 +237,8 @@ def main() -> None:
     parser.add_argument(
         "--values", type=lambda text: int(float(text)), nargs="+", default=[25_000_000, 250_000_000]
     )
-    parser.add_argument("--nets", type=net, nargs="+", default=[(8, 16), (20, 16), (20, 64), (20, 160)])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--nets", type=net, nargs="+", default=[(8, 16), (20, 16), (20, 64)])
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -40,16 +40,18 @@ def machine() -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The checkout's, with "-dirty" where code has changes that no commit has. A copy of a checkout without
-    its history, on another machine, is told it by ``RAGTAG_COMMIT``; else it is "unknown".
+    """The checkout's, with "-dirty" where code has changes that no commit has; "unknown" without git. A copy of
+    the files on another machine is told theirs by ``RAGTAG_COMMIT``.
 
     Stored results may have changed: a run that stores several files is of one commit.
     """
+    if told := os.environ.get("RAGTAG_COMMIT"):
+        return told
     try:
         at = git(root, "rev-parse", "--short=7", "HEAD")
         changed = git(root, "status", "--porcelain", "--", "src", "benchmarks", ":!benchmarks/results")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("RAGTAG_COMMIT", "unknown")
+        return "unknown"
     return f"{at}-dirty" if changed else at
 
 

@@ -246,7 +246,7 @@ def _linear(z: Tensor, x: Tensor, kept_z: Tensor, kept_x: Tensor) -> Cut:
     inputs, outputs = z.double() - middle, x.double() - target
     wide = inputs.shape[1] > len(inputs)
     system = inputs @ inputs.T if wide else inputs.T @ inputs
-    size = max(float(system.diagonal().mean()), torch.finfo(torch.float64).tiny)
+    size = float(system.diagonal().mean()) or 1.0  # codes that are all equal tell nothing, by any ridge
     right = outputs if wide else inputs.T @ outputs
     found: list[tuple[float, Tensor]] = []
     for ridge in RIDGES:

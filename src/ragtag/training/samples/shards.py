@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from ragtag.training.samples.deal import Indices, shuffled
 
 
-def skewed_shards(labels: ArrayLike, n: int, classes_per_peer: int = 2, seed: int = 0) -> list[Indices]:
+def skewed_shards(
+    labels: ArrayLike | torch.Tensor, n: int, classes_per_peer: int = 2, seed: int = 0
+) -> list[Indices]:
     """Indices for each of ``n`` peers, so that each has but a few of the classes.
 
     labels: int ``[samples]``. The samples are sorted by label (in a seeded order of the classes, and within
@@ -17,7 +20,7 @@ def skewed_shards(labels: ArrayLike, n: int, classes_per_peer: int = 2, seed: in
     as in "Communication-efficient learning of deep networks from decentralized data", McMahan et al.,
     AISTATS 2017, section 3. Raises ValueError when there are fewer samples than pieces.
     """
-    given = np.asarray(labels)
+    given = np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels)
     pieces = n * classes_per_peer
     if given.ndim != 1 or n < 1 or classes_per_peer < 1 or len(given) < pieces:
         raise ValueError(

@@ -68,6 +68,7 @@ def test_a_changed_number_is_seen(figures: ModuleType, tmp_path: Path) -> None:
         "docs/figures.md",
         "docs/links.md",
         "docs/evidence.md",
+        "docs/gpu.md",
         "docs/kfac.md",
         "docs/protocols.md",
         "tools/figures.toml",

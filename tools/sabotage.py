@@ -2670,6 +2670,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_node.py", "-k", "too_late_again"),
     ),
     Sabotage(
+        "rounds: a peer that others have outrun takes no notice of it",
+        "src/ragtag/protocols/channel/at_once.py",
+        "self._behind = bool(self._ahead) or self._outrun",
+        "self._behind = bool(self._ahead)",
+        ("tests/protocols/test_node.py", "-k", "waits_for_nobody_that_is_a_round_ahead"),
+    ),
+    Sabotage(
         "rounds: deadlines grow by peers that wait for each other",
         "src/ragtag/protocols/channel/budgets.py",
         "most_s = min(most_s, self._most_s(stage), max(",

@@ -169,6 +169,21 @@ def test_a_line_cut_one_way_costs_no_deadline_in_every_round(method: Averager) -
 
 
 @SCATTERING
+def test_who_was_told_that_a_message_comes_no_more_waits_for_nobody_that_is_a_round_ahead(
+    method: Averager,
+) -> None:
+    """Peer 0 does not hear peer 2, and ends its rounds without it.
+
+    If peer 2 took no notice of answers, it would wait in each round for those that have left it, and the
+    others for it in the next: up to .11 to .14 s.
+    """
+    world = World(4, method, 40)
+    world.carry = lambda source, run: [] if (source, run.peer) == (2, 0) else [(0.0, run)]
+    world.rounds(40, values(4, 40), pause_s=0.01)
+    assert max(outcome.total_s for outcomes in world.outcomes for outcome in outcomes[10:]) < 0.07
+
+
+@SCATTERING
 def test_a_round_ends_at_once_when_the_missing_peer_is_known_to_have_left(method: Averager) -> None:
     world = World(3, method, 9, probe_s=10.0)
     world.dead[2] = 0.0

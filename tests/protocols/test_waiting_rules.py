@@ -20,7 +20,6 @@ STORMS = {
     "round trips": ("rps", 0),
     "patience": ("rps", 0),
     "never": ("rps+repair", 0),
-    "outrun": ("rps+repair", 23),
     "enough": ("rps, quorum 2", 0),
     "silent": ("rps", 0),
     "gone": ("rps", 1),
@@ -44,6 +43,7 @@ RED = {
     "twice": f"{ASKING}what_comes_between_two_questions_of_the_next_round_counts",
     "which round": f"{ASKING}a_question_tells_which_round_the_others_are_in_but_for_one_that_is_made_up",
     "asks later": f"{NODE}a_peer_that_asks_in_a_later_round_has_left_this_one",
+    "outrun": f"{NODE}who_was_told_that_a_message_comes_no_more_waits_for_nobody_that_is_a_round_ahead",
     "apart": "tests/protocols/test_clients.py::"
     "test_a_peer_that_has_not_heard_of_a_client_is_missed_at_once_and_mixes_nothing",
     "old messages": f"{REUNITE}who_is_later_than_its_line_is_long_owns_nothing_and_holds_nobody_up",

@@ -1568,6 +1568,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         MIXING,
     ),
     Sabotage(
+        "leaving: a split that is under way goes on",
+        "src/ragtag/training/samples/portion.py",
+        "        self._of.require_in()\n",
+        "",
+        ("tests/app/crew/test_surface.py", "-k", "after_leaving_a_step"),
+    ),
+    Sabotage(
+        "leaving: epochs that are under way go on",
+        "src/ragtag/app/crew/crew.py",
+        '            self._peer.require_in("counting epochs")\n',
+        "",
+        ("tests/app/crew/test_surface.py", "-k", "after_leaving_a_step"),
+    ),
+    Sabotage(
         "overlap: buffers are again what was sent, with the gradients",
         "src/ragtag/training/exchange/dense.py",
         "if part.kind in (GRADIENT, PRESENT):",

@@ -321,12 +321,18 @@ def test_after_leaving_a_step_says_so_and_changes_nothing(every: int, tmp_path: 
     with ragtag.join() as crew:
         optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model, every=every)
         split = crew.split(loader)
+        batches, epochs = iter(split), crew.epochs(3)
+        next(batches), next(epochs)
     model(torch.ones(2, 3)).sum().backward()
     before = model.weight.detach().clone()
     for ask in (
         optimizer.step,
         optimizer.average,
         lambda: list(split),
+        lambda: next(batches),
+        lambda: next(epochs),
+        lambda: crew.epochs(3),
+        crew.finish,
         lambda: crew.split(loader),
         lambda: crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1)),
         lambda: crew.resume(tmp_path),

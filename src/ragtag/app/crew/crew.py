@@ -605,7 +605,16 @@ class Crew:
         kept = self._peer.keeper.first
         if self._peer.transport.late and kept is not None and kept.arrive is not None:
             kept.average()  # the others answer a peer that takes part
-        return self._peer.data.count(n)
+        return self._counted(n)
+
+    def _counted(self, n: int) -> Iterator[int]:
+        for epoch in (counted := self._peer.data.count(n)):
+            try:
+                yield epoch
+            except GeneratorExit:  # the script has broken off
+                counted.close()
+                return
+            self._peer.require_in("counting epochs")
 
     @property
     def step(self) -> int:
@@ -675,8 +684,9 @@ class Crew:
         pause are waited for, for ``deadline_s`` at most (by default as long as ``join`` waits); one that
         still trains, for a tenth of the time that was trained. Take no step afterwards.
 
-        Raises ragtag.NotFinite where a value to be averaged is none.
+        Raises ragtag.NotFinite where a value to be averaged is none; HasLeft: this peer has left.
         """
+        self._peer.require_in("crew.finish()")
         return self._peer.finish(deadline_s)
 
     def leave(self, deadline_s: float = LEAVE_S, *, finish: bool = True) -> None:

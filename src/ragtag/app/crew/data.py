@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ class Data:
         """How many this peer was given by its splits."""
         return sum(portion.samples for portion in self._portions)
 
-    def count(self, n: int) -> Iterator[int]:
+    def count(self, n: int) -> Generator[int, None, None]:
         """Yield the crew's epochs until it has done ``n``."""
         return self.epochs.count(n, self._transport.late)
 

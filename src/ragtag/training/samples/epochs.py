@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
 from ragtag.core.channels import topic_of
@@ -93,7 +93,7 @@ class Epochs:
         """Whether a split was begun in the epoch under way."""
         return split in (self._gone_through or ())
 
-    def count(self, n: int, late: bool) -> Iterator[int]:
+    def count(self, n: int, late: bool) -> Generator[int, None, None]:
         """Yield the crew's epoch until it has done ``n``.
 
         late: the crew has begun before this peer came.

@@ -173,8 +173,7 @@ class Portion:
         Raises HasLeft once it is closed: the crew was left; RuntimeError for a second time in one epoch of
         ``crew.epochs``.
         """
-        if self._closed:
-            raise HasLeft("drawing from a split")
+        self.require_in()
         if self._epochs is not None:
             self.epoch = self._epochs.begins(self, self.epoch)
         self._order.epoch, self.epoch = self.epoch, self.epoch + 1
@@ -185,6 +184,11 @@ class Portion:
             begun = _Counted(iter(self._loader), self)
         self._pass = weakref.ref(begun)
         return begun
+
+    def require_in(self) -> None:
+        """Raise HasLeft once it is closed."""
+        if self._closed:
+            raise HasLeft("drawing from a split")
 
     def __len__(self) -> int:
         """About how many batches an epoch has on this peer, if all are as fast and nobody dies or returns."""
@@ -367,6 +371,7 @@ class _Counted:
         return self
 
     def __next__(self) -> Any:
+        self._of.require_in()
         try:
             batch = next(self._batches)
         except StopIteration:

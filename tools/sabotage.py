@@ -2670,6 +2670,21 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_node.py", "-k", "too_late_again"),
     ),
     Sabotage(
+        "rounds: where most are missing, they are asked in the smallest crews only",
+        "src/ragtag/protocols/rounds/progress.py",
+        "        effects += self._ask(self.until_s)\n",
+        "        if len(self.waited_for) > 2:\n            return effects\n"
+        "        effects += self._ask(self.until_s)\n",
+        ("tests/protocols/test_early.py", "-k", "line_parts or last_one"),
+    ),
+    Sabotage(
+        "rounds: most that are out of reach are taken for late, though they did not answer",
+        "src/ragtag/protocols/channel/presence.py",
+        "set(waited) - unanswered if",
+        "set(waited) if",
+        ("tests/protocols/test_early.py", "-k", "line_parts"),
+    ),
+    Sabotage(
         "rounds: a peer that others have outrun takes no notice of it",
         "src/ragtag/protocols/channel/at_once.py",
         "self._behind = bool(self._ahead) or self._outrun",

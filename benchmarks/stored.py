@@ -40,8 +40,8 @@ def machine() -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The checkout's, with "-dirty" where code has changes that no commit has; "unknown" without git. A copy of
-    the files on another machine is told theirs by ``RAGTAG_COMMIT``.
+    """The checkout's, with "-dirty" where code has changes that no commit has; "unknown" without git. A copy
+    on another machine is told its own by ``RAGTAG_COMMIT``.
 
     Stored results may have changed: a run that stores several files is of one commit.
     """

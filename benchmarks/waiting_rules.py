@@ -205,7 +205,7 @@ RULES: dict[str, Rule] = {
         *(Crew, "step_s", reading(lambda self: 0.0)),
     ),
     "asked while early": Rule(
-        "one or two others are asked meanwhile whether they are there",
+        "they are asked meanwhile whether they are there",
         *(Waiting, "wants_more", _no_question),
     ),
     "early": Rule(

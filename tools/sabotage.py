@@ -1582,9 +1582,23 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_surface.py", "-k", "after_leaving_a_step"),
     ),
     Sabotage(
+        "overlap: gradients of which no average came stay those of the next step",
+        "src/ragtag/training/exchange/dense.py",
+        "if moved or not outcome.averaged.all():",
+        "if moved:",
+        ("tests/training/test_overlap.py",),
+    ),
+    Sabotage(
+        "overlap: what changed meanwhile is lost where buffers are corrected",
+        "src/ragtag/training/exchange/dense.py",
+        "table = np.add(sent, table, out=sent)",
+        "table = table",
+        ("tests/training/test_overlap.py",),
+    ),
+    Sabotage(
         "overlap: buffers are again what was sent, with the gradients",
         "src/ragtag/training/exchange/dense.py",
-        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind in _GIVEN:",
         "if part.kind:",
         MEANWHILE,
     ),
@@ -2682,6 +2696,21 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "behind = self._behind or skipped > 0 or self._tardy > TARDY_MAX",
         "behind = self._behind or skipped > 0",
         ("tests/protocols/test_node.py", "-k", "too_late_again"),
+    ),
+    Sabotage(
+        "rounds: where most are missing, they are asked in the smallest crews only",
+        "src/ragtag/protocols/rounds/progress.py",
+        "        effects += self._ask(self.until_s)\n",
+        "        if len(self.waited_for) > 2:\n            return effects\n"
+        "        effects += self._ask(self.until_s)\n",
+        ("tests/protocols/test_early.py", "-k", "line_parts or last_one"),
+    ),
+    Sabotage(
+        "rounds: most that are out of reach are taken for late, though they did not answer",
+        "src/ragtag/protocols/channel/presence.py",
+        "set(waited) - unanswered if",
+        "set(waited) if",
+        ("tests/protocols/test_early.py", "-k", "line_parts"),
     ),
     Sabotage(
         "rounds: a peer that others have outrun takes no notice of it",

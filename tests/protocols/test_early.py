@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ragtag.core.types import Outcome
+from ragtag.core.types import Outcome, Run
+from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import HEADROOM
+from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import ANSWER
 from ragtag.protocols.rounds.rps import rps_repair
 from tests.protocols.harness import World, vectors
@@ -71,11 +73,12 @@ def test_who_is_far_too_early_is_with_the_others_again_in_the_next_round(n: int)
         assert all(everyone(n, outcome) for outcome in world.outcomes[peer] if outcome.round != ODD)
 
 
-def test_the_last_of_three_waits_for_an_answer_and_then_no_more() -> None:
-    world = odd_one(3, dead=True)
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_the_last_one_waits_for_answers_and_then_no_more(n: int) -> None:
+    world = odd_one(n, dead=True)
     lost = rounds_of(world, 0)[ODD]
     answer_s = ANSWER * 2.5 * LATENCY_S  # round trips, as the channel has it
-    assert lost.missed == (1, 2)
+    assert lost.missed == tuple(range(1, n))
     assert lost.scatter_s == pytest.approx(DEADLINE_S + answer_s)
     assert not any(outcome.expired for outcome in world.outcomes[0] if outcome.round > ODD)
     assert len(world.outcomes[0]) == LAST
@@ -86,3 +89,28 @@ def test_two_that_hang_while_their_nodes_answer_cost_three_rounds() -> None:
     waited = [outcome.round for outcome in world.outcomes[0] if outcome.expired]
     assert waited == [ODD, ODD + 1, ODD + 2]
     assert len(world.outcomes[0]) == LAST
+
+
+@pytest.mark.parametrize("method", [rps_repair, direct], ids=["rps", "all-reduce"])
+@pytest.mark.parametrize("parted", [{0, 1, 2}, {0, 1}], ids=["halves", "two of six"])
+def test_peers_that_a_line_parts_find_out_after_one_deadline(method: Averager, parted: set[int]) -> None:
+    """Whichever side they are on. Fewer than half of the others are there: one alone would be early."""
+    world = World(6, method, 12, latency_s=LATENCY_S, probe_s=STEP_S, floor_s=2 * LATENCY_S)
+    own, cut_s = vectors(6, 12), 30 * STEP_S
+
+    def carry(source: int, run: Run) -> list[tuple[float, Run]]:
+        return [] if world.now_s > cut_s and (source in parted) != (run.peer in parted) else [(0.0, run)]
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if world.now_s < 3 * cut_s:
+            world.average(peer, own[peer], after_s=STEP_S)
+
+    world.carry, world.on_done = carry, again
+    for peer in range(6):
+        world.average(peer, own[peer])
+    world.run()
+    for peer, outcomes in enumerate(world.outcomes):
+        later = [outcome for outcome in outcomes if outcome.started_s + outcome.total_s > cut_s]
+        side = parted if peer in parted else set(range(6)) - parted
+        assert set(later[-1].waited_for) == side - {peer}
+        assert sum(outcome.expired for outcome in later) == 1

@@ -537,7 +537,7 @@ class Rounds:
             {peer for peer, came in owed.items() if came and peer not in lesson.in_vain},
             lesson.came_s or (outcome.scatter_s, outcome.gather_s),
         )
-        effects = effects + presence.count_silence(owed, lesson.answered)
+        effects = effects + presence.count_silence(owed, lesson.answered, lesson.unanswered)
         if not lesson.owns and outcome.averaged.any():
             effects += presence.vouched(_in_any(outcome.heard))
         if self._serves:

@@ -167,12 +167,16 @@ class Presence:
         return effects
 
     def count_silence(
-        self, owed: dict[PeerId, bool], answered: frozenset[PeerId] = frozenset()
+        self,
+        owed: dict[PeerId, bool],
+        answered: frozenset[PeerId] = frozenset(),
+        unanswered: frozenset[PeerId] = frozenset(),
     ) -> list[Effect]:
         """After a round: count the peers that owed a message and were not heard, in this round or another.
 
         owed: peers that owed one, and whether anything of it came.
         answered: peers that said that they are there. That counts where there are at most two others.
+        unanswered: peers that were asked whether they are there, and said nothing: it is not early for these.
         """
         effects: list[Effect] = []
         silent = [peer for peer, came in owed.items() if not came and peer not in self.heard | self._away]
@@ -181,7 +185,7 @@ class Presence:
         self._alone = self._alone + 1 if alone else 0
         if 0 < self._alone <= ALONE_MAX:
             # this peer is more likely early than most others silent at once
-            early_for = set(waited) if len(waited) > 2 else answered.intersection(waited)
+            early_for = set(waited) - unanswered if len(waited) > 2 else answered.intersection(waited)
             owed = {peer: came or peer in early_for for peer, came in owed.items()}
         for peer, came in owed.items():
             if came or peer in self.heard:

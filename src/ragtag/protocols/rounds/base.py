@@ -189,6 +189,7 @@ class Lesson:
     owed: the peers that had something to send to this one, and whether anything of it has come.
     in_vain: peers whose messages would not have come with more time.
     answered: peers that said something after they were asked whether they are there.
+    unanswered: peers that said nothing when they were asked.
     withheld: peers that were heard and yet sent this owner none of the copies that it waited for. They do not
         hear this owner and take another for it, so waiting again would cost a deadline in each round.
     owns: whether any block was this peer's, so that the others owed it something.
@@ -198,6 +199,7 @@ class Lesson:
     owed: dict[PeerId, bool]
     in_vain: frozenset[PeerId] = frozenset()
     answered: frozenset[PeerId] = frozenset()
+    unanswered: frozenset[PeerId] = frozenset()
     withheld: frozenset[PeerId] = frozenset()
     owns: bool = True
     came_s: tuple[float, float] | None = None

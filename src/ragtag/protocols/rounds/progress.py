@@ -15,7 +15,8 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
 
-Where only a few shares are missing their peers are asked (``asking``), again and again. A peer that does not
+Where only a few shares are missing their peers are asked (``asking``), again and again; where most are, from
+the first deadline on, as a peer that is early would else ask all others in each round. A peer that does not
 answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
 compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
 says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
@@ -88,6 +89,7 @@ class Waiting:
     gave: those of which a copy has come.
     counted: where there is a quorum, those of which one has come that counts in an average: it has a weight.
     answered: those that have said something since they were asked whether they are there.
+    silent: those that did not answer in time.
     vain: those that it went on without, and for which more time would not have helped (see ``Why``).
     never: the owed shares that will not come, as their peers say. It is as if a peer had not said so once
         something comes from it after all.
@@ -109,6 +111,7 @@ class Waiting:
         self.gave: set[PeerId] = set()
         self.counted: set[PeerId] = set()
         self.answered: set[PeerId] = set()
+        self.silent: set[PeerId] = set()
         self.vain: set[PeerId] = set()
         self.never: set[Share] = set()
         self.apart: set[PeerId] = set()
@@ -303,8 +306,9 @@ class Waiting:
         """Most peers' shares are missing at the first deadline, or a quorum is: wait as long again, once.
         ``None``: the stage ends.
 
-        The time counts from now on where this peer slept through its deadline. One or two others are asked
-        meanwhile. A peer that owns nothing has its first deadline in the second stage.
+        The time counts from now on where this peer slept through its deadline. Those that are missing are
+        asked meanwhile: this peer may be early, or most be out of reach. A peer that owns nothing has its
+        first deadline in the second stage.
         """
         few = 2 * len(_peers(self.owed)) > len(self.waited_for)
         owns = self._spec.me in self._spec.owners
@@ -315,8 +319,6 @@ class Waiting:
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
         self._grace_s = 0.0
         effects: list[Effect] = [Arm(self._spec.timer("scatter" if owns else "gather"), self.until_s)]
-        if len(self.waited_for) > 2:
-            return effects
         self._few = 0
         effects += self._ask(self.until_s)
         return effects + self._arm(now_s, 1, self._answer_s)
@@ -334,6 +336,7 @@ class Waiting:
             return False
         silent = {share for share in self.owed if share[0] not in self.answered}
         never = self.never - silent
+        self.silent |= _peers(silent)
         for peer in _peers(silent):
             if self._spec.patience is not None:
                 self._spec.patience.gave_up(self._spec.round, peer, self.until_s)

@@ -137,6 +137,7 @@ class Stages:
             owed={peer: peer in waiting.came for peer in owing},
             in_vain=frozenset(waiting.vain),
             answered=frozenset(waiting.answered),
+            unanswered=frozenset(waiting.silent),
             withheld=frozenset(here) if owns and waiting.stage != BEFORE else frozenset(),
             owns=owns,
             came_s=(

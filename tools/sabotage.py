@@ -1605,7 +1605,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "overlap: gradients that were gathered meanwhile are in the average under way",
         "src/ragtag/training/exchange/dense.py",
-        "if part.kind in (GRADIENT, PRESENT):",
+        "if part.kind in _GIVEN:",
         "if part.kind == PRESENT:",
         MEANWHILE,
     ),

@@ -400,7 +400,10 @@ def test_nan_in_a_buffer_is_named() -> None:
     model = net()
     optimizer = single(model)
     model[1].running_var[3] = math.nan
-    with pytest.raises(NotFinite, match=r"buffer '1\.running_var' has 1 of 8"):
+    with pytest.raises(NotFinite, match=r"buffer '1\.running_var' has 1 of 8.*learning rate"):
+        optimizer.average()
+    model[1].running_var[3] = math.inf
+    with pytest.raises(NotFinite, match=r"buffer '1\.running_var' has 1 of 8.*buffers=False"):
         optimizer.average()
 
 

@@ -12,7 +12,12 @@ from ragtag.core.errors import NotFinite
 from ragtag.core.types import PEERS_MAX, WEIGHT_MAX, Floats, Outcome, PeerId, PeerSet
 from ragtag.protocols.rounds.base import peers_in
 from ragtag.training.tensors.bucket import Bucket
+from ragtag.training.tensors.layout import BUFFER
 
+_OF_BUFFER = (
+    "Keep infinities out of a buffer that is averaged, or have them in it from the beginning (a mask is not "
+    "averaged), or give crew.optimizer(..., buffers=False)"
+)
 LEAP = 100.0
 """An average of like values is no larger than the largest of them: one that is so many times as large as what
 this peer sent holds values of others that are nothing like its own."""
@@ -33,7 +38,9 @@ def require_finite(bucket: Bucket, blame: Callable[[], str] = str) -> float:
         return largest
     found = [at for at in range(len(bucket.parts)) if not torch.isfinite(bucket.on_host(at)).all()]
     if found:
-        raise NotFinite(_message(bucket, found, blame() or _OWN))
+        is_mask = bucket.parts[found[0]].kind == BUFFER and not bucket.on_host(found[0]).isnan().any()
+        own = _OF_BUFFER if is_mask else _OWN
+        raise NotFinite(_message(bucket, found, blame() or own))
     return largest
 
 

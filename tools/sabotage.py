@@ -1330,6 +1330,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_board.py", "-k", "uses_up"),
     ),
     Sabotage(
+        "epochs: a state that is given before the first split tells nothing of what was used",
+        "src/ragtag/training/samples/epochs.py",
+        "splits = {**self._restored, **made}",
+        "splits = made",
+        ("tests/training/test_epochs.py", "-k", "before_the_first_split"),
+    ),
+    Sabotage(
         "epochs: one that lies is believed",
         "src/ragtag/training/samples/answers.py",
         "by_two = sorted(told.values())[-2:-1] or [0]",

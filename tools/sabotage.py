@@ -1337,6 +1337,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_epochs.py", "-k", "before_the_first_split"),
     ),
     Sabotage(
+        "resume: of a state that came from a peer a file is named that is not there",
+        "src/ragtag/app/crew/peer.py",
+        "return Found(None, holders[0]",
+        'return Found(folder / f"peer {holders[0]}", holders[0]',
+        ("tests/app/crew/test_several.py", "-k", "disks_differ"),
+    ),
+    Sabotage(
         "epochs: one that lies is believed",
         "src/ragtag/training/samples/answers.py",
         "by_two = sorted(told.values())[-2:-1] or [0]",

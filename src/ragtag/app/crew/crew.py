@@ -575,7 +575,8 @@ class Crew:
 
         ``None``: there is none, or this peer came late and has the crew's state already, which is newer.
         All peers call it. Where their folders differ those that find less take the state of one that found
-        the newest. Damaged checkpoints are named in the log, the trace and the result, and passed over.
+        the newest: ``path`` is ``None`` there. Damaged checkpoints are named in the log, the trace and the
+        result, and passed over.
 
         Raises:
             ValueError: it is of another model or optimizer, naming the first difference, or the folder is '';

@@ -397,8 +397,7 @@ class Peer:
                 "its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
             )
         self.keeper.round = -1  # of a run that has made no average yet
-        where = folder / f"peer {holders[0]}"
-        return Found(where, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
+        return Found(None, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
 
     # -- Another place
 

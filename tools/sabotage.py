@@ -1344,6 +1344,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_several.py", "-k", "disks_differ"),
     ),
     Sabotage(
+        "finish: a peer that takes the others' model keeps its count of averages",
+        "src/ragtag/app/crew/peer.py",
+        "return last if self._finished is None else max(",
+        "return last if True else max(",
+        ("tests/app/crew/test_finish.py", "-k", "agree_on_the_crews_step"),
+    ),
+    Sabotage(
+        "finish: one that tells a far round moves the step of all",
+        "src/ragtag/training/state/whole.py",
+        "if round_ <= median_high(rounds) + CATCH_UP)",
+        "if round_ <= max(rounds) + CATCH_UP)",
+        ("tests/app/crew/test_finish.py", "-k", "far_round"),
+    ),
+    Sabotage(
         "epochs: one that lies is believed",
         "src/ragtag/training/samples/answers.py",
         "by_two = sorted(told.values())[-2:-1] or [0]",

@@ -612,9 +612,11 @@ class Crew:
     def step(self) -> int:
         """How many averages the crew has made in the whole training; a run that resumes counts on.
 
-        The same on all peers, however many steps each has taken: bring schedulers that step with batches to
-        it (``while scheduler.last_epoch < crew.step: scheduler.step()``). The averages are those of the first
-        optimizer; with a central state they are this peer's own.
+        The same on all peers after the same average, however many steps each has taken: bring schedulers that
+        step with batches to it (``while scheduler.last_epoch < crew.step: scheduler.step()``). A peer that
+        lacks averages has the count of its last one, until it averages with the others again; ``finish``
+        brings all to the newest. The averages are those of the first optimizer; with a central state they are
+        this peer's own until then.
         """
         return self._peer.data.epochs.step
 

@@ -167,7 +167,10 @@ class Peer:
 
     def _round(self) -> int:
         kept = self.keeper.first
-        return self.keeper.round if kept is None or kept.outcome is None else kept.outcome.round
+        if kept is None:
+            return self.keeper.round
+        last = self.keeper.round if kept.outcome is None else kept.outcome.round
+        return last if self._finished is None else max(last, self._finished.rounds.get(kept.name, -1))
 
     def require_in(self, asked: str) -> None:
         """Raise HasLeft where this peer has left. asked: what was asked for then."""

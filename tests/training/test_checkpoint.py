@@ -59,7 +59,7 @@ def test_the_newest_is_found_whoever_wrote_it(tmp_path: Path) -> None:
     found = Checkpoints(folder).latest()
     assert found is not None
     assert (found.peer, found.step, found.round, found.damaged) == (2, 101, 130, ())
-    assert found.path.name == "peer-02-step-000101.ragtag"
+    assert found.path == folder / "peer-02-step-000101.ragtag"
     assert found.snapshot.step == 5
     assert leftovers(folder) == ["notes.txt"]
 
@@ -252,7 +252,7 @@ def test_one_that_is_removed_while_it_is_read_is_no_damage(
     monkeypatch.setattr(os, "open", gone)
     found = checkpoints.latest()
     assert found is not None
-    assert (found.path.name, found.damaged, seen) == ("peer-00-step-000002.ragtag", (), [path])
+    assert (found.path, found.damaged, seen) == (tmp_path / "peer-00-step-000002.ragtag", (), [path])
 
 
 # -- What the disk does

@@ -402,6 +402,24 @@ def test_a_newcomer_knows_what_was_used_before_the_crew_resumed() -> None:
     assert samples(0, first, member, newcomer) == list(range(40))
 
 
+def test_a_state_that_is_given_before_the_first_split_tells_what_was_used() -> None:
+    """Scripts make their splits in the epoch that they have resumed: peers whose folders differ, and those
+    that save or join before, have the donor's state by then.
+    """
+    first = alone()
+    training = first.train(3)
+    for _ in range(27):
+        next(training)
+    crew = Crew.of(2)
+    resumed, taking = Peer(crew, 0), Peer(crew, 1)
+    taking.epochs.load_state_dict({"epoch": 0, "before": 0, "step": 4, "splits": {}}, resumed=True)
+    resumed.epochs.load_state_dict(first.saved(), resumed=True)
+    taking.epochs.load_state_dict(resumed.saved())
+    together(resumed.train(3), taking.train(3))
+    assert samples(1, first, resumed, taking) == list(range(40))
+    assert resumed.seen == taking.seen == [1, 2]
+
+
 # -- The crew's step
 
 

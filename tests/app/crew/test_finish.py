@@ -20,7 +20,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
 from ragtag.core.types import Joined
 from ragtag.training.optimizer.optimizer import CrewOptimizer
-from ragtag.training.state.whole import Finished, Stand, digest_of
+from ragtag.training.state.whole import Finished, Stand, digest_of, last_round
 from tests.app.drivers import Train, all_at_once, transports
 from tests.network.crew import PATIENCE_S, Crew
 
@@ -429,6 +429,45 @@ def test_a_peer_that_pauses_near_the_end_takes_the_others_model(average: str) ->
         assert said.digest == found[0][1].digest
     assert found[2][1].moved > 0
     assert found[0][1].moved == 0 or average == "models"
+
+
+def test_with_the_model_peers_agree_on_the_crews_step() -> None:
+    """One is behind, and one adds a round or two alone at its end; schedulers and checkpoints follow it."""
+    paused, ended, over = threading.Event(), threading.Event(), threading.Barrier(2)
+    crews: list[ragtag.Crew] = []
+
+    def work(transport: DriverTransport) -> tuple[int, int, int]:
+        model, crew = model_of(seed=1), crew_of(transport)
+        crews.append(crew)
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model)
+        for at in range(5 if transport.me == 2 else 40):
+            step(model, optimizer, 100 * transport.me + at)
+        if transport.me == 2:
+            assert paused.wait(PATIENCE_S)
+        else:
+            over.wait(PATIENCE_S)
+            paused.set()
+        if transport.me == 1:
+            for _ in range(3):
+                optimizer.average()
+            ended.set()
+        assert ended.wait(PATIENCE_S)
+        before = crew.step
+        crew.finish()
+        return before, crew.step, crew._peer.data.epochs.state_dict()["step"]
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    before = [steps for steps, _, _ in found.values()]
+    assert before[2] < before[0] < before[1]
+    assert [own for _, *own in found.values()] == [[before[1]] * 2] * 3
+    for one in crews:
+        one._peer.left = True
+
+
+def test_one_that_tells_a_far_round_moves_nobodys_step() -> None:
+    rounds = [70, 75, 73, 1 << 50]
+    assert last_round({peer: Stand("", current=last, round=last) for peer, last in enumerate(rounds)}) == 75
 
 
 def test_one_that_ends_waits_for_one_that_comes_back_and_trains_on() -> None:

@@ -67,6 +67,7 @@ class Peer:
 def newest(folder: Path) -> str:
     found = Checkpoints(folder).latest()
     assert found is not None
+    assert found.path is not None
     assert found.progress == found.snapshot.progress
     return found.path.name
 

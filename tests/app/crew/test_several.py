@@ -162,6 +162,7 @@ with ragtag.join(deadline_s=60.0) as crew:
     moments = [int(of["step"]) for of in optimizer.state.values()]
     total = model.weight.sum().item()
     print("resumes", None if found is None else found.step, moments, optimizer._averaged.progress[0], total)
+    print("from", None if found is None else (found.peer, str(found.path)))
     for step in range(5 + 3 * (found is not None)):
         optimizer.zero_grad()
         model(torch.randn(4, 10)).square().mean().backward()
@@ -185,3 +186,5 @@ def test_peers_whose_disks_differ_go_on_from_the_newest(place: Place) -> None:
     assert said[0].startswith("resumes 5 [5, 5] 5 ")
     assert all("counts rounds after -1" in again.lines(peer) for peer in (0, 1)), "giving it was no round"
     assert "folder has no checkpoint; it takes the state that peer 1 resumes, of step 5" in again.text
+    assert "from (1, 'disk-1/peer-01-step-000005.ragtag')" in again.lines(1)
+    assert "from (1, 'None')" in again.lines(0), "of what another gave there is no file here"

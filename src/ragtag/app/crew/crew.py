@@ -575,7 +575,8 @@ class Crew:
 
         ``None``: there is none, or this peer came late and has the crew's state already, which is newer.
         All peers call it. Where their folders differ those that find less take the state of one that found
-        the newest. Damaged checkpoints are named in the log, the trace and the result, and passed over.
+        the newest: ``path`` is ``None`` there. Damaged checkpoints are named in the log, the trace and the
+        result, and passed over.
 
         Raises:
             ValueError: it is of another model or optimizer, naming the first difference, or the folder is '';
@@ -620,9 +621,11 @@ class Crew:
     def step(self) -> int:
         """How many averages the crew has made in the whole training; a run that resumes counts on.
 
-        The same on all peers, however many steps each has taken: bring schedulers that step with batches to
-        it (``while scheduler.last_epoch < crew.step: scheduler.step()``). The averages are those of the first
-        optimizer; with a central state they are this peer's own.
+        The same on all peers after the same average, however many steps each has taken: bring schedulers that
+        step with batches to it (``while scheduler.last_epoch < crew.step: scheduler.step()``). A peer that
+        lacks averages has the count of its last one, until it averages with the others again; ``finish``
+        brings all to the newest. The averages are those of the first optimizer; with a central state they are
+        this peer's own until then.
         """
         return self._peer.data.epochs.step
 

@@ -33,6 +33,7 @@ from ragtag.training.state.whole import (
     alike,
     is_current,
     joined_digest,
+    last_round,
     reached,
     source_of,
 )
@@ -217,6 +218,7 @@ def finish(
         peers=tuple(sorted(told)),
         behind=behind,
         moved=max(what.whole.moved(values) for what, values in before if what.whole is not None),
+        rounds={what.name: last_round(_of(first, what.name)) for what in ours},
     )
 
 

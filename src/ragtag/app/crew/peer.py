@@ -167,7 +167,10 @@ class Peer:
 
     def _round(self) -> int:
         kept = self.keeper.first
-        return self.keeper.round if kept is None or kept.outcome is None else kept.outcome.round
+        if kept is None:
+            return self.keeper.round
+        last = self.keeper.round if kept.outcome is None else kept.outcome.round
+        return last if self._finished is None else max(last, self._finished.rounds.get(kept.name, -1))
 
     def require_in(self, asked: str) -> None:
         """Raise HasLeft where this peer has left. asked: what was asked for then."""
@@ -397,8 +400,7 @@ class Peer:
                 "its state did not come: start this peer again, by `ragtag join`, or copy that checkpoint"
             )
         self.keeper.round = -1  # of a run that has made no average yet
-        where = folder / f"peer {holders[0]}"
-        return Found(where, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
+        return Found(None, holders[0], taken.step, max(0, furthest.rounds), furthest, taken, ())
 
     # -- Another place
 

@@ -209,8 +209,12 @@ class Epochs:
     # -- In snapshots
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch to go on with, the crew's rounds, and what is used of each split's samples."""
-        splits = {str(number): split.state_dict() for number, split in self._splits().items()}
+        """The epoch to go on with, the crew's rounds, and what is used of each split's samples.
+
+        Of a split that the script has not made yet that is what was loaded of it.
+        """
+        made = {str(number): split.state_dict() for number, split in self._splits().items()}
+        splits = {**self._restored, **made}
         return {"epoch": self.position, "before": self.before, "step": self.step, "splits": splits}
 
     def load_state_dict(self, state: Mapping[str, Any], resumed: bool = False) -> None:

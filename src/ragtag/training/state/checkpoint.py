@@ -61,10 +61,11 @@ class Damaged:
 class Found:
     """The newest whole checkpoint; damaged: newer ones, and any whose header tells nothing.
 
+    path: of its file; ``None``: the state came from ``peer``, which has the file.
     progress: how far it had come; the greater, the further (of checkpoints of any peers, in any folders).
     """
 
-    path: Path
+    path: Path | None
     peer: int
     step: int
     round: int

@@ -399,6 +399,7 @@ class StateKeeper:
         for damaged in found.damaged:
             self.tell(Noted("damaged checkpoint", self.me, str(damaged)))
         self._load(self.first, found.snapshot, resumed=True)
+        assert found.path is not None
         self.tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found

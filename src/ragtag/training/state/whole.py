@@ -166,6 +166,16 @@ def reached(stands: Stands) -> int:
     return median_high(kept or [stand.current for stand in stands.values()])
 
 
+def last_round(stands: Stands) -> int:
+    """The last round that the crew has made, of which schedulers and checkpoints of all are to be.
+
+    That is the newest, whoever made it alone, at its end or as others paused; none goes back. One that is
+    beyond what peers of one crew may be apart is nobody's but its own: else one that lies would move all.
+    """
+    rounds = [stand.round for stand in stands.values()]
+    return max(round_ for round_ in rounds if round_ <= median_high(rounds) + CATCH_UP)
+
+
 def is_current(stand: Stand, stands: Stands) -> bool:
     """Whether a peer's values count: it has kept up with the others.
 
@@ -199,6 +209,7 @@ class Finished:
     peers: that finished together, this one among them.
     behind: how many rounds each of these had missed in which others averaged, where it is more than none.
     moved: by which share of its norm this peer's model changed when it took the agreed one.
+    rounds: the last round that the crew has made, of each model by name.
     """
 
     digest: str = ""
@@ -206,6 +217,7 @@ class Finished:
     peers: tuple[PeerId, ...] = ()
     behind: Mapping[PeerId, int] = field(default_factory=dict)
     moved: float = 0.0
+    rounds: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         others = len(self.peers) - 1

@@ -291,6 +291,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_meet.py", "-k", "many_models"),
     ),
     Sabotage(
+        "end: a round of one that ends is a sign that others train, where it comes after the end",
+        "src/ragtag/app/crew/finish.py",
+        "_newest(transport, channels), *_rounds(told, mine))",
+        "_newest(transport, channels))",
+        ("tests/app/crew/test_finish.py", "-k", "no_sign"),
+    ),
+    Sabotage(
+        "end: a round of one that ends is a sign that others train, where it comes before the end",
+        "src/ragtag/app/crew/finish.py",
+        "            since_s, busy_s = now_s, None",
+        "            since_s = now_s",
+        ("tests/app/crew/test_finish.py", "-k", "no_sign"),
+    ),
+    Sabotage(
+        "end: the wait is counted from one's own end",
+        "src/ragtag/app/crew/finish.py",
+        "            since_s, busy_s = now_s, None",
+        "            busy_s = None",
+        ("tests/app/crew/test_finish.py", "-k", "give_up_together"),
+    ),
+    Sabotage(
         "end: of many models peers know nothing of each other",
         "src/ragtag/app/crew/finish.py",
         "    if not all(told.values()):",

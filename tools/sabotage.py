@@ -312,6 +312,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_finish.py", "-k", "give_up_together"),
     ),
     Sabotage(
+        "end: a model is as old as the oldest peer that has taken it",
+        "src/ragtag/app/words.py",
+        "    last = max(finals[peer].round for peer in peers)",
+        "    last = min(finals[peer].round for peer in peers)",
+        ("tests/app/test_models_in_words.py",),
+    ),
+    Sabotage(
+        "end: rounds that a peer added alone count",
+        "src/ragtag/app/crew/logbook.py",
+        "round=max((stand.current for stand in stands), default=-1)",
+        "round=max((stand.round for stand in stands), default=-1)",
+        ("tests/app/crew/test_logbook.py", "-k", "kept_up"),
+    ),
+    Sabotage(
         "end: of many models peers know nothing of each other",
         "src/ragtag/app/crew/finish.py",
         "    if not all(told.values()):",

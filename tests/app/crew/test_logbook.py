@@ -24,6 +24,7 @@ from ragtag.app.tracefile import TraceWriter, read_run
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Audited
+from ragtag.training.state.whole import Stand
 
 STEP_S = 0.1
 BATCH = 4
@@ -149,6 +150,16 @@ def test_what_a_guard_made_of_shares_is_told_every_ten_seconds_and_at_the_end(
     html = build_report(tmp_path).read_text()
     assert "<h2>Guard</h2>" in html
     assert "Chunks without an average, since too few shares came: 5." in html
+
+
+def test_a_peer_ends_at_the_round_up_to_which_it_kept_up(clock: Clock, tmp_path: Path) -> None:
+    """Rounds that it added alone, after others went on without it, make what the others have no older."""
+    with ragtag.join() as crew:
+        crew._peer.log.record_leave(
+            False, [Stand("ab", current=9, round=12), Stand("cd", current=8, round=8)]
+        )
+    (leave,) = records(tmp_path, trace.Leave)
+    assert leave.round == 9
 
 
 def train(crew: Crew, clock: Clock, steps: int, tell: Any = None, closure: bool = False) -> None:

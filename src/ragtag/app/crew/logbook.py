@@ -447,7 +447,7 @@ class Logbook:
                     datagrams_lost=traffic.datagrams_lost if traffic else 0,
                     failed=failed,
                     digest=joined_digest([stand.digest for stand in stands]),
-                    round=max((stand.round for stand in stands), default=-1),
+                    round=max((stand.current for stand in stands), default=-1),
                     rounds_alone=alone,
                     refused={} if self._driver is None else self._driver.refusals(),
                     relayed=0 if self._driver is None else self._driver.relayed(),

@@ -326,6 +326,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_logbook.py", "-k", "kept_up"),
     ),
     Sabotage(
+        "end: a peer that ends with others is alone where its last rounds were",
+        "src/ragtag/app/crew/logbook.py",
+        "if others := set(found.peers) - {self._rank}:",
+        "if others := set[PeerId]():",
+        ("tests/app/crew/test_logbook.py", "-k", "ends_with_others"),
+    ),
+    Sabotage(
         "end: of many models peers know nothing of each other",
         "src/ragtag/app/crew/finish.py",
         "    if not all(told.values()):",

@@ -300,15 +300,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "end: a round of one that ends is a sign that others train, where it comes before the end",
         "src/ragtag/app/crew/finish.py",
-        "            since_s, busy_s = now_s, None",
-        "            since_s = now_s",
+        "            since_s, busy_s, said_s = now_s, None, 0.0",
+        "            since_s, said_s = now_s, 0.0",
         ("tests/app/crew/test_finish.py", "-k", "no_sign"),
     ),
     Sabotage(
         "end: the wait is counted from one's own end",
         "src/ragtag/app/crew/finish.py",
-        "            since_s, busy_s = now_s, None",
-        "            busy_s = None",
+        "            since_s, busy_s, said_s = now_s, None, 0.0",
+        "            busy_s, said_s = None, 0.0",
         ("tests/app/crew/test_finish.py", "-k", "give_up_together"),
     ),
     Sabotage(
@@ -331,6 +331,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "if others := set(found.peers) - {self._rank}:",
         "if others := set[PeerId]():",
         ("tests/app/crew/test_logbook.py", "-k", "ends_with_others"),
+    ),
+    Sabotage(
+        "end: another wait is told than is kept",
+        "src/ragtag/app/crew/finish.py",
+        "at_most_s = deadline_s if busy_s is None else min(deadline_s, training_s)",
+        "at_most_s = deadline_s",
+        ("tests/app/crew/test_finish.py", "-k", "train_on"),
     ),
     Sabotage(
         "end: of many models peers know nothing of each other",

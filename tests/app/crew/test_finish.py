@@ -549,10 +549,23 @@ def test_peers_that_have_ended_give_up_together_on_one_that_does_not() -> None:
     assert 55.0 <= waited_s < 55.1
 
 
-def test_peers_that_train_on_are_waited_for_by_what_was_trained() -> None:
+def test_the_wait_that_is_kept_is_told_anew_when_another_one_ends(caplog: pytest.LogCaptureFixture) -> None:
+    ended({2: (25.0, 90)}, {})
+    assert [record.getMessage() for record in caplog.records] == [
+        "this peer is done; it waits for peers 1 and 2, 30 s at most",
+        "this peer is done; it waits for peer 1, 30 s at most",
+        "this peer ends without peer 1: no sign of an end there",
+    ]
+
+
+def test_peers_that_train_on_are_waited_for_by_what_was_trained(caplog: pytest.LogCaptureFixture) -> None:
     waited_s, found = ended({2: (0.3, 89)}, {1.0 * at: 89 + at for at in range(1, 100)})
     assert found.peers == (0, 2)
     assert 5.0 <= waited_s < 5.1
+    assert [record.getMessage() for record in caplog.records] == [
+        "this peer is done; it waits for peer 1, 4 s at most, as others still train",
+        "this peer ends without peer 1: no sign of an end there",
+    ]
 
 
 def test_two_models_end_alike_and_have_one_digest() -> None:

@@ -241,8 +241,7 @@ def _gathered(
     channels = [channel_of(what.name) for what in ours]
     told: _Told = {transport.me: mine}
     ended: dict[PeerId, int] = {}
-    began_s = since_s = transport.now_s()
-    newest, busy_s, look_s, said = -1, None, _LOOK_FIRST_S, False
+    newest, since_s, busy_s, said_s, look_s = -1, transport.now_s(), None, 0.0, _LOOK_FIRST_S
     while True:
         coming = transport.coming  # posts of their seats are of peers that had them before
         notices, now_s = transport.notices(END), transport.now_s()
@@ -253,7 +252,7 @@ def _gathered(
             told |= _ends(transport.me, news, mine)
             # a round of one that has ended tells nothing of those that have not, whenever it comes here
             newest = max(newest, _newest(transport, channels), *_rounds(told, mine))
-            since_s, busy_s = now_s, None
+            since_s, busy_s, said_s = now_s, None, 0.0
         # a peer that leaves before the others know that it came to its end is taken for one that never did
         if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
             break
@@ -263,9 +262,14 @@ def _gathered(
             if missing:  # else all have ended, and one has not said that it knows of this peer's end
                 _log.warning("this peer ends without %s: no sign of an end there", these_peers(missing))
             break
-        if missing and not said and now_s - began_s >= _SAY_AFTER_S:
-            said = True
-            _log.warning("this peer is done; it waits for %s, %g s at most", these_peers(missing), deadline_s)
+        at_most_s = deadline_s if busy_s is None else min(deadline_s, training_s)
+        if missing and said_s != at_most_s and now_s - since_s >= _SAY_AFTER_S:
+            said_s = at_most_s
+            why = "" if busy_s is None else ", as others still train"
+            _log.warning(
+                "this peer is done; it waits for %s, %g s at most%s",
+                *(these_peers(missing), round(at_most_s, 1), why),
+            )
         meanwhile()
         transport.pause(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)

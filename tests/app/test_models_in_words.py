@@ -27,6 +27,10 @@ A, B = "a1b2c3d4e5f6" + "0" * 52, "c3d4" * 16
             {0: Final(A, 9), 1: Final(A, 9), 2: Final(B, 5)},
             "replicas differ: peers 0 and 1 hold a1b2c3d4e5f6; peer 2 holds c3d4c3d4c3d4 (4 rounds behind)",
         ),
+        (  # peer 1 has taken peer 0's, and peer 2 has not
+            {0: Final(A, 9), 1: Final(A, 2), 2: Final(B, 8)},
+            "replicas differ: peers 0 and 1 hold a1b2c3d4e5f6; peer 2 holds c3d4c3d4c3d4 (1 round behind)",
+        ),
         (
             {0: Final(B, 8), 1: Final(A, 9), 2: Final("", 9)},
             "replicas differ: peer 0 holds c3d4c3d4c3d4 (1 round behind); peer 1 holds a1b2c3d4e5f6; "

@@ -165,7 +165,7 @@ class Final:
     """What a peer ended with.
 
     digest: of its averaged state ("": not known).
-    round: the last one that it averaged (-1: none).
+    round: the newest one up to which it has kept up with the others (-1: none).
     """
 
     digest: str
@@ -193,7 +193,7 @@ def models_in_words(finals: Mapping[int, Final]) -> str:
 
 
 def _group(digest: str, peers: list[int], finals: Mapping[int, Final], newest: int) -> str:
-    last = min(finals[peer].round for peer in peers)
+    last = max(finals[peer].round for peer in peers)  # it is that one's model; others have taken it
     behind = ""
     if last < 0:
         behind = " (never averaged)"

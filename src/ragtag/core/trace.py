@@ -500,7 +500,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
 
     digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
         same model. Empty: not known.
-    round: the last one that it averaged; -1: none.
+    round: the newest one up to which it has kept up with the others; -1: none.
     rounds_alone: in so many of its rounds it heard of nobody else, though its crew had others.
     refused: datagrams that came and were not accepted, by reason.
     relayed: packets of other peers that it passed on.

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,8 @@ from ragtag.app.crew import finish as ending
 from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
-from ragtag.core.types import Joined
+from ragtag.core.types import Joined, Posted
+from ragtag.protocols.crew.board import Notices
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of, last_round
 from tests.app.drivers import Train, all_at_once, transports
@@ -530,6 +532,79 @@ def test_a_peer_that_never_ends_is_waited_for_until_the_deadline() -> None:
         took_s, said = found[peer]
         assert took_s >= 1.5
         assert (said.alike, said.peers) == (True, (0, 1))
+
+
+class Ends(SoloTransport):
+    """Peer 0 of three that has come to its end after round 89, in virtual time.
+
+    ends: when each other peer's post comes, and its last round.
+    heard: when the first message of a round comes.
+    """
+
+    def __init__(self, ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> None:
+        super().__init__(0)
+        self._ends, self._heard, self._now_s = ends, {0.0: 89} | heard, 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def pause(self, for_s: float) -> None:
+        self._now_s += for_s
+
+    def heard_of(self, channel: int) -> int:
+        return max(round_ for at_s, round_ in self._heard.items() if at_s <= self._now_s)
+
+    def notices(self, topic: int) -> Notices:
+        posts = dict(super().notices(topic).posts)
+        for peer, (at_s, round_) in self._ends.items():
+            if at_s <= self._now_s:
+                blob = msgspec.msgpack.encode({"model": Stand("one", round_, round=round_)})
+                posts[peer] = Posted(peer, topic, 1, blob)
+        return Notices(frozenset({1, 2}), posts, dict.fromkeys(posts, 1), frozenset())
+
+
+def ended(ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> tuple[float, Finished]:
+    """How long that peer, which holds what all hold, has waited for 30 s at most, and how it ends."""
+    transport = Ends(ends, heard)
+    whole = SimpleNamespace(copy=list, moved=lambda values: 0.0)
+    stand = Stand("one", current=89, round=89)
+    model: Any = SimpleNamespace(name="model", whole=whole, stand=lambda: stand, settle=lambda: None)
+    found = ending.finish(transport, [model], 30.0, 10.0)
+    return transport.now_s(), found
+
+
+@pytest.mark.parametrize("heard_s", [0.1, 0.5])
+def test_the_last_round_of_one_that_ends_is_no_sign_that_another_trains(heard_s: float) -> None:
+    """It may come before the post of that end, or after: one that pauses is waited for all the same."""
+    waited_s, found = ended({2: (0.3, 90), 1: (20.0, 50)}, {heard_s: 90})
+    assert found.peers == (0, 1, 2)
+    assert 20.0 <= waited_s < 20.1
+
+
+def test_peers_that_have_ended_give_up_together_on_one_that_does_not() -> None:
+    """The one that ended last has just begun to wait when the first one has waited for all its time."""
+    waited_s, found = ended({2: (25.0, 90)}, {})
+    assert found.peers == (0, 2)
+    assert 55.0 <= waited_s < 55.1
+
+
+def test_the_wait_that_is_kept_is_told_anew_when_another_one_ends(caplog: pytest.LogCaptureFixture) -> None:
+    ended({2: (25.0, 90)}, {})
+    assert [record.getMessage() for record in caplog.records] == [
+        "this peer is done; it waits for peers 1 and 2, 30 s at most",
+        "this peer is done; it waits for peer 1, 30 s at most",
+        "this peer ends without peer 1: no sign of an end there",
+    ]
+
+
+def test_peers_that_train_on_are_waited_for_by_what_was_trained(caplog: pytest.LogCaptureFixture) -> None:
+    waited_s, found = ended({2: (0.3, 89)}, {1.0 * at: 89 + at for at in range(1, 100)})
+    assert found.peers == (0, 2)
+    assert 5.0 <= waited_s < 5.1
+    assert [record.getMessage() for record in caplog.records] == [
+        "this peer is done; it waits for peer 1, 4 s at most, as others still train",
+        "this peer ends without peer 1: no sign of an end there",
+    ]
 
 
 def test_two_models_end_alike_and_have_one_digest() -> None:

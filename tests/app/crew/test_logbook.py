@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ragtag
 from ragtag.app.crew import logbook
 from ragtag.app.crew.crew import Crew
+from ragtag.app.crew.logbook import ALONE_AFTER
 from ragtag.app.environment import VARIABLES, Place
 from ragtag.app.report import build_report, report_json
 from ragtag.app.terminal.peers import PeerTable
@@ -24,6 +26,8 @@ from ragtag.app.tracefile import TraceWriter, read_run
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Audited
+from ragtag.training.state.whole import Finished, Stand
+from tests.core.test_arrival import outcome
 
 STEP_S = 0.1
 BATCH = 4
@@ -149,6 +153,36 @@ def test_what_a_guard_made_of_shares_is_told_every_ten_seconds_and_at_the_end(
     html = build_report(tmp_path).read_text()
     assert "<h2>Guard</h2>" in html
     assert "Chunks without an average, since too few shares came: 5." in html
+
+
+def test_a_peer_ends_at_the_round_up_to_which_it_kept_up(clock: Clock, tmp_path: Path) -> None:
+    """Rounds that it added alone, after others went on without it, make what the others have no older."""
+    with ragtag.join() as crew:
+        crew._peer.log.record_leave(
+            False, [Stand("ab", current=9, round=12), Stand("cd", current=8, round=8)]
+        )
+    (leave,) = records(tmp_path, trace.Leave)
+    assert leave.round == 9
+
+
+@pytest.mark.parametrize("peers", [(0,), (0, 2)])
+def test_a_peer_that_ends_with_others_does_not_end_alone(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, peers: tuple[int, ...]
+) -> None:
+    """Its last rounds were alone, and at the end it has met the others."""
+    with ragtag.join() as crew:
+        for heard in [{0, 2}, *[{0}] * ALONE_AFTER]:
+            crew._peer.log.record_round(replace(outcome([heard]), waited_for=(), missed=()))
+        clock.now_s += 5.0
+        crew._peer._tell_finished(Finished("ab", peers=peers))
+    whats = [note.what for note in records(tmp_path, trace.Note)]
+    with_others = len(peers) > 1
+    assert [what for what in whats if what.endswith("alone")] == ["alone", "no longer alone"][
+        : 1 + with_others
+    ]
+    assert f"spent {ALONE_AFTER} of its 4 rounds alone" in caplog.text
+    assert ("and ends alone" in caplog.text) is not with_others
+    assert ("and 5.0 s: peer 2 is heard" in caplog.text) is with_others
 
 
 def train(crew: Crew, clock: Clock, steps: int, tell: Any = None, closure: bool = False) -> None:

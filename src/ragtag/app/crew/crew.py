@@ -685,7 +685,7 @@ class Crew:
 
         Call it before the model is saved or judged; ``leave`` does it where the script has not. Peers that
         pause are waited for, for ``deadline_s`` at most (by default as long as ``join`` waits); one that
-        still trains, for a tenth of the time that was trained. Take no step afterwards.
+        still trains, for a tenth of the time that was trained (4 s at least). Take no step afterwards.
 
         Raises ragtag.NotFinite where a value to be averaged is none; HasLeft: this peer has left.
         """

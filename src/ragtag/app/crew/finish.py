@@ -19,7 +19,7 @@ import torch
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import PEERS_MAX, PeerId, Posted
 from ragtag.protocols.crew.board import BLOB_MAX
 from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
@@ -231,6 +231,9 @@ def _gathered(
 ) -> _Told:
     """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself:
     nothing, where it averages more than a post has room for.
+
+    The wait is counted from the last end of which a post tells. So peers that have ended, one after the other
+    or not, give up together on one that does not: one that gave up before would end with a model of its own.
     """
     mine = {what.name: what.stand() for what in ours}
     blob = msgspec.msgpack.encode(mine)
@@ -238,33 +241,55 @@ def _gathered(
         mine, blob = {}, b""
     number = transport.post(END, blob)
     channels = [channel_of(what.name) for what in ours]
-    began_s = time.monotonic()
-    newest, busy_s, look_s, said = _newest(transport, channels), None, _LOOK_FIRST_S, False
+    told: _Told = {transport.me: mine}
+    ended: dict[PeerId, int] = {}
+    newest, since_s, busy_s, said_s, look_s = -1, transport.now_s(), None, 0.0, _LOOK_FIRST_S
     while True:
         coming = transport.coming  # posts of their seats are of peers that had them before
-        notices, now_s = transport.notices(END), time.monotonic()
+        notices, now_s = transport.notices(END), transport.now_s()
         there = (notices.peers - transport.absent(END)) | coming
         missing = (there - notices.posts.keys()) | coming
+        if news := {p: post for p, post in notices.posts.items() if ended.get(p) != post.number}:
+            ended |= {peer: post.number for peer, post in news.items()}
+            told |= _ends(transport.me, news, mine)
+            # a round of one that has ended tells nothing of those that have not, whenever it comes here
+            newest = max(newest, _newest(transport, channels), *_rounds(told, mine))
+            since_s, busy_s, said_s = now_s, None, 0.0
         # a peer that leaves before the others know that it came to its end is taken for one that never did
         if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
             break
         if missing and busy_s is None and _newest(transport, channels) > newest:
             busy_s = now_s  # some of them go on with rounds: they train, and do not pause
-        if now_s - began_s >= deadline_s or (busy_s is not None and now_s - busy_s >= training_s):
+        if now_s - since_s >= deadline_s or (busy_s is not None and now_s - busy_s >= training_s):
             if missing:  # else all have ended, and one has not said that it knows of this peer's end
                 _log.warning("this peer ends without %s: no sign of an end there", these_peers(missing))
             break
-        if missing and not said and now_s - began_s >= _SAY_AFTER_S:
-            said = True
-            _log.warning("this peer is done; it waits for %s, %g s at most", these_peers(missing), deadline_s)
+        at_most_s = deadline_s if busy_s is None else min(deadline_s, training_s)
+        if missing and said_s != at_most_s and now_s - since_s >= _SAY_AFTER_S:
+            said_s = at_most_s
+            why = "" if busy_s is None else ", as others still train"
+            _log.warning(
+                "this peer is done; it waits for %s, %g s at most%s",
+                *(these_peers(missing), round(at_most_s, 1), why),
+            )
         meanwhile()
-        time.sleep(look_s)
+        transport.pause(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)
-    told = {transport.me: mine}
-    for peer, posted in notices.posts.items():
-        if peer != transport.me and peer not in coming:
+    return {peer: told[peer] for peer in notices.posts.keys() - coming if peer in told}
+
+
+def _ends(me: PeerId, posts: Mapping[PeerId, Posted], mine: Mapping[str, Stand]) -> _Told:
+    """What others tell of themselves at their end."""
+    told: _Told = {}
+    for peer, posted in posts.items():
+        if peer != me:
             told |= _read(peer, posted.blob, mine) if mine and posted.blob else {peer: {}}
     return told
+
+
+def _rounds(told: _Told, mine: Mapping[str, Stand]) -> list[int]:
+    """The last rounds of those that have ended."""
+    return [stand.round for stands in told.values() for name, stand in stands.items() if name in mine]
 
 
 def _newest(transport: Transport, channels: Sequence[int]) -> int:

@@ -27,7 +27,7 @@ from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.training.align.plan import Aligned
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
-from ragtag.training.state.whole import Stand, joined_digest
+from ragtag.training.state.whole import Finished, Stand, joined_digest
 
 if TYPE_CHECKING:
     from ragtag.privacy.dp import PrivateTraining
@@ -342,10 +342,7 @@ class Logbook:
         """Write a round to this peer's trace; say, once, where this peer is alone, and where no longer."""
         self._rounds += 1
         live = () if self._driver is None else self._driver.node.live
-        said = self._solitude.round(self.now_s(), self._rank, live, outcome)
-        if said is not None:
-            _log.warning("peer %d: %s %s", self._rank, said.what, said.detail)
-            self.note(said)
+        self._say(self._solitude.round(self.now_s(), self._rank, live, outcome))
         if self._writer is None:
             return
         traffic = self._driver.traffic() if self._driver is not None else None
@@ -418,6 +415,18 @@ class Logbook:
             trace.Note(t=self.now_s(), peer=self._rank, what=note.what, other=note.peer, detail=note.detail)
         )
 
+    def record_finished(self, found: Finished) -> None:
+        """How the training has ended. One that ends with others is not alone, as its last rounds may be."""
+        if others := set(found.peers) - {self._rank}:
+            self._say(self._solitude.over(self.now_s(), self._rank, others))
+        self.note(Noted("finished", self._rank, str(found)))
+
+    def _say(self, said: Noted | None) -> None:
+        """Tell where this peer is alone, and where no longer."""
+        if said is not None:
+            _log.warning("peer %d: %s %s", self._rank, said.what, said.detail)
+            self.note(said)
+
     def record_leave(self, failed: bool, stands: Sequence[Stand]) -> None:
         """The last record.
 
@@ -447,7 +456,7 @@ class Logbook:
                     datagrams_lost=traffic.datagrams_lost if traffic else 0,
                     failed=failed,
                     digest=joined_digest([stand.digest for stand in stands]),
-                    round=max((stand.round for stand in stands), default=-1),
+                    round=max((stand.current for stand in stands), default=-1),
                     rounds_alone=alone,
                     refused={} if self._driver is None else self._driver.refusals(),
                     relayed=0 if self._driver is None else self._driver.relayed(),
@@ -630,12 +639,7 @@ class Solitude:
         # at a central state a peer may own all blocks, and hear nothing that its average shows
         met = came or (set(live) - {me} if outcome.stale is not None else set())
         if met or not self.others:
-            was_said, rounds, self.in_a_row = self.said, self.in_a_row, 0
-            if not was_said:
-                return None
-            how = f"after {rounds} rounds and {now_s - self.since_s:.1f} s"
-            who = f"{_named(met)} {_is(met)} heard" if met else "the others have left"
-            return Noted("no longer alone", me, f"{how}: {who}")
+            return self.over(now_s, me, met)
         if not self.in_a_row and set(outcome.waited_for) - set(outcome.missed):
             return None  # of two that own no block neither sends to the other: they miss but the owner
         if not self.in_a_row:
@@ -646,6 +650,15 @@ class Solitude:
             return None
         lost = f"{_named(self.others)} {_is(self.others)} not heard"
         return Noted("alone", me, f"since {self.since_s:.1f} s: {lost}")
+
+    def over(self, now_s: float, me: PeerId, met: Collection[PeerId]) -> Noted | None:
+        """This peer is alone no longer: it has met others, or all have left. Returns what is to be said."""
+        was_said, rounds, self.in_a_row = self.said, self.in_a_row, 0
+        if not was_said:
+            return None
+        how = f"after {rounds} rounds and {now_s - self.since_s:.1f} s"
+        who = f"{_named(met)} {_is(met)} heard" if met else "the others have left"
+        return Noted("no longer alone", me, f"{how}: {who}")
 
 
 def _named(peers: Collection[PeerId]) -> str:

@@ -458,7 +458,7 @@ class Peer:
         return self._finished
 
     def _tell_finished(self, found: Finished) -> None:
-        self.log.note(Noted("finished", self.rank, str(found)))
+        self.log.record_finished(found)
         if not found.alike:
             _log.warning("%s: chunks were lost each time; see the trace", found)
         elif self.rank in found.behind and found.moved:

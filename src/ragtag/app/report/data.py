@@ -40,7 +40,7 @@ class PeerFigures:
     auxiliary: whether it averages for the crew, and trains nothing.
     client: whether it trains, and averages nothing for others.
     digest: of the model that it ended with.
-    last_round: the last one that it averaged.
+    last_round: the newest one up to which it has kept up with the others.
     """
 
     number: int

@@ -1654,7 +1654,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "leaving: epochs that are under way go on",
         "src/ragtag/app/crew/crew.py",
-        '            self._peer.require_in("counting epochs")\n',
+        '                self._peer.require_in("counting epochs")\n',
         "",
         ("tests/app/crew/test_surface.py", "-k", "after_leaving_a_step"),
     ),

@@ -56,6 +56,14 @@ def batch(peer: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x.mean((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 0).long()
 
 
+def learn(model: nn.Module, peer: int, step: int) -> None:
+    """The gradients of a batch, where the model lies."""
+    x, y = batch(peer, step)
+    device = next(model.parameters()).device
+    model.zero_grad()
+    functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+
+
 def crew(loss: float = 0.02) -> SimulatedCrew:
     lines = Faults(latency_s=0.001, rate_bytes_per_s=1e8, loss=Loss(loss) if loss else None)
     return SimulatedCrew(N, lines, seed=3, cost=ComputeCost(STEP_S, sigma=0.1, seed=3))
@@ -80,9 +88,7 @@ def trained(device: torch.device, options: dict[str, Any], inner: str = "SGD") -
         optimizer = CrewOptimizer(kind(model.parameters(), **how), peer, model=model, **given)
         for step in range(STEPS):
             peer.compute()
-            x, y = batch(peer.me, step)
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+            learn(model, peer.me, step)
             optimizer.step()
         if "outer" in options or options.get("overlap"):
             optimizer.average()
@@ -204,9 +210,7 @@ def test_a_step_in_a_stream_of_its_own() -> None:
         with torch.cuda.stream(stream):
             for step in range(STEPS):
                 peer.compute()
-                x, y = batch(peer.me, step)
-                optimizer.zero_grad()
-                functional.cross_entropy(model(x.to(GPU)), y.to(GPU)).backward()
+                learn(model, peer.me, step)
                 torch.cuda._sleep(20_000_000)
                 optimizer.step()
         stream.synchronize()
@@ -235,9 +239,7 @@ def test_kfac_comes_to_the_same(placement: Any) -> None:
             ages = []
             for step in range(STEPS):
                 peer.compute()
-                x, y = batch(peer.me, step)
-                optimizer.zero_grad()
-                functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+                learn(model, peer.me, step)
                 kfac.step()
                 optimizer.step()
                 ages.append(kfac.age)

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -609,13 +610,10 @@ class Crew:
         return self._counted(n)
 
     def _counted(self, n: int) -> Iterator[int]:
-        for epoch in (counted := self._peer.data.count(n)):
-            try:
+        with closing(self._peer.data.count(n)) as counted:
+            for epoch in counted:
                 yield epoch
-            except GeneratorExit:  # the script has broken off
-                counted.close()
-                return
-            self._peer.require_in("counting epochs")
+                self._peer.require_in("counting epochs")
 
     @property
     def step(self) -> int:

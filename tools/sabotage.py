@@ -130,6 +130,13 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questi
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "udp: a free port is not asked to be free for connections",
+        "src/ragtag/network/link/udp.py",
+        "if _free_over_tcp(sock.getsockname()[:2]):",
+        "if True:",
+        ("tests/network/test_udp.py", "-k", "free_for_connections"),
+    ),
+    Sabotage(
         "waiting: of an average the first part that comes decides",
         PROGRESS,
         "told[told_by] = told.get(told_by, 0) | int(np.bitwise_or.reduce(heard))",

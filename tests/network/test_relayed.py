@@ -78,6 +78,7 @@ class Crew:
             sessions = Sessions(b"c" * 32, keys, self.at, draws.bytes)
             over = None if listen is None else StreamedLink(link, listens=peer in listen)
             streams = None if over is None else over.streams
+            assert streams is None or not streams.unheard
             routes = Routes(
                 peer, b"c" * 32, keys, self, sessions.heard, draws.bytes, streams=streams is not None
             )

@@ -14,9 +14,11 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from ragtag.core.address import Address
 from ragtag.core.seed import generator
 from ragtag.core.types import Bytes
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES
+from ragtag.network.link import udp
 from ragtag.network.link.link import FAILING_MAX, SLAB_ROWS, TRAIN, Failures, Received, TooLarge
 from ragtag.network.link.udp import MTU_DISCOVER, PMTUDISC_PROBE, UDP_SEGMENT, PortInUse, UdpLink, bound_at
 
@@ -541,6 +543,25 @@ def test_a_port_in_use() -> None:
             UdpLink(("127.0.0.1", port))
         with pytest.raises(PortInUse, match="choose another port, or 0 for any free one"):
             UdpLink(("127.0.0.1", port))
+
+
+def test_a_free_port_is_free_for_connections_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer takes both under one number: one whose TCP port another program has would be cut off."""
+    free, taken = udp._free_over_tcp, list[socket.socket]()
+
+    def taken_just_before(address: Address) -> bool:
+        if len(taken) < 2:
+            taken.append(socket.create_server(address))
+        return free(address)
+
+    monkeypatch.setattr(udp, "_free_over_tcp", taken_just_before)
+    try:
+        with closing(UdpLink()) as link, socket.create_server(link.address):
+            assert len(taken) == 2
+            assert link.address not in [sock.getsockname() for sock in taken]
+    finally:
+        for sock in taken:
+            sock.close()
 
 
 def test_an_address_of_another_machine() -> None:

@@ -45,6 +45,7 @@ _UNFIT = (errno.EIO, errno.EINVAL, errno.EMSGSIZE)
 _TIMESPEC = struct.Struct("@qq")
 _CONTROL_BYTES = 64
 """Room for the size of coalesced datagrams, and for the time when they came."""
+_PORTS_TRIED = 16
 _RECV_BYTES = 65_536
 _RCVBUF_WANTED = 8 << 20
 _TRUESIZE = 2304
@@ -346,12 +347,34 @@ def _times_ns(stamps: list[bytes]) -> list[int]:
 def bound(kind: socket.SocketKind, address: Address, *, again: bool = False) -> socket.socket:
     """A socket of a kind, bound to an address.
 
+    Port 0 is any free one; for UDP one that is free for TCP, too, as connections are taken beside it under
+    the same number (``streams``).
+
     again: whether connections of an earlier socket at that address may linger.
 
     Raises:
         PortInUse: another program has the port.
         OSError: the address is none of this machine's.
     """
+    sock = _bound_once(kind, address, again)
+    for _ in range(_PORTS_TRIED if kind == socket.SOCK_DGRAM and address[1] == 0 else 0):
+        if _free_over_tcp(sock.getsockname()[:2]):
+            break
+        taken, sock = sock, _bound_once(kind, address, again)  # while the last one is held: another number
+        taken.close()
+    return sock
+
+
+def _free_over_tcp(address: Address) -> bool:
+    """Whether connections can be taken at an address."""
+    try:
+        _bound_once(socket.SOCK_STREAM, address, again=True).close()
+    except PortInUse:
+        return False
+    return True
+
+
+def _bound_once(kind: socket.SocketKind, address: Address, again: bool) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, kind)
     try:
         if again:

@@ -130,6 +130,27 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questi
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "finish: a meeting leaves out those that are silent in rounds",
+        "src/ragtag/app/crew/finish.py",
+        'told = _told_by(transport, ours, "finish/0", deadline_s, ended)',
+        'told = _told_by(transport, ours, "finish/0", deadline_s, None)',
+        ("tests/app/crew/test_finish.py", "-k", "another_one_was_given_up"),
+    ),
+    Sabotage(
+        "demo: survivors are alike whatever they end with",
+        "src/ragtag/app/demo/run.py",
+        'return len(ended) == 1 and "" not in ended',
+        "return True",
+        ("tests/app/demo/test_result.py", "-k", "alike"),
+    ),
+    Sabotage(
+        "meeting: whoever is said to be there is not waited for",
+        "src/ragtag/protocols/node.py",
+        "meeting.without(presence.absent if there is None else presence.others - there | self.gone)",
+        "meeting.without(presence.absent)",
+        ("tests/protocols/test_node.py", "-k", "said_to_be_there"),
+    ),
+    Sabotage(
         "udp: a free port is not asked to be free for connections",
         "src/ragtag/network/link/udp.py",
         "if _free_over_tcp(sock.getsockname()[:2]):",

@@ -568,8 +568,8 @@ CHANNEL, CHUNKS = 300, 4 * PROBE_CHUNKS
 class Ways:
     """A channel that is being opened by peer 0 of three."""
 
-    def __init__(self, late: bool = False, wait_for_silent: bool = False) -> None:
-        self.opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late, wait_for_silent)
+    def __init__(self, late: bool = False) -> None:
+        self.opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, late)
         self.now_s = 100.0
         self.all: list[Any] = []
 
@@ -628,7 +628,6 @@ def _() -> None:
     tell, arm = Ways(late=True)(Start())
     assert tell == Tell(CHANNEL, MINE.encode(), 100 + DEADLINE_S, late=True)
     assert arm.at_s > tell.deadline_s
-    assert Ways(wait_for_silent=True)(Start())[0].silent
 
 
 @row("ChannelWay", "schema", "Heard, others are more or equal")

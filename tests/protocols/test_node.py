@@ -23,11 +23,13 @@ from ragtag.core.types import (
     Joined,
     Left,
     MessageKey,
+    Met,
     Noted,
     Offer,
     Outcome,
     Run,
     Send,
+    Tell,
     Timer,
     nobodys,
 )
@@ -485,6 +487,22 @@ def test_silence_is_counted_and_forgotten() -> None:
     assert [(e.what, e.peer) for e in effects if isinstance(e, Noted)] == [("heard again", 1)]
     assert node.silent_rounds(1) == 0
     assert node.live == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "left", "waits_for"),
+    [(None, set(), set()), ({0, 1}, set(), {1}), ({0, 1, 2}, {2}, {1}), ({2}, set(), {2})],
+)
+def test_a_meeting_waits_for_those_that_are_said_to_be_there_though_silent(
+    there: set[int] | None, left: set[int], waits_for: set[int]
+) -> None:
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])  # nothing comes from either
+    for peer in left:
+        node.step(1.0, Left(peer))
+    told = node.step(1.0, Tell(7, b"mine", 9.0, there=None if there is None else frozenset(there)))
+    assert {effect.run.peer for effect in told if isinstance(effect, Send)} == waits_for
+    assert any(isinstance(effect, Met) for effect in told) is not bool(waits_for)
 
 
 def test_channels_do_not_silence_each_other() -> None:

@@ -261,14 +261,15 @@ class Tell:
 
     late: the others have met before, and average: they answer at once, so one that does not is waited for
         only as long as most answers took, several times over.
-    silent: peers that are silent in rounds are waited for, too, unless they have left.
+    there: the peers that are waited for, silent in rounds or not, unless they have left. ``None``: all that
+        are not silent.
     """
 
     number: int
     blob: bytes
     deadline_s: float
     late: bool = False
-    silent: bool = False
+    there: frozenset[PeerId] | None = None
 
 
 @dataclass(frozen=True, slots=True)

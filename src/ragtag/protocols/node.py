@@ -188,7 +188,8 @@ class Node:
         if isinstance(event, Tell):
             meeting = self._meeting(event.number)
             # a peer that was absent at a meeting is not waited for again, unless it is known to come
-            meeting.without(self.gone if event.silent else self._presence.absent)
+            there, presence = event.there, self._presence
+            meeting.without(presence.absent if there is None else presence.others - there | self.gone)
             return meeting.step(now_s, event)
         if isinstance(event, Post):
             return self._planned(self.board.step(now_s, event))

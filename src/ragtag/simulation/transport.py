@@ -601,9 +601,9 @@ class SimulatedTransport(Posting):
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
         deadline_s = DEADLINE_S if together_s is None else together_s
-        late, together = self.late and together_s is None, together_s is not None
+        late = self.late and together_s is None
         way_s = self.deadline_s if late else deadline_s
-        opening = ChannelWay(self.me, channel, schema, chunks, way_s, late, wait_for_silent=together)
+        opening = ChannelWay(self.me, channel, schema, chunks, way_s, late)
         self._openings[channel] = opening
         parts = schema.fragments
         form = form_of(channel, 0, method, known_name(codec), chunks, parts)

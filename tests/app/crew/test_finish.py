@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
 from ragtag.core.types import Joined, Posted
 from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.crew.standing import END
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.state.whole import Finished, Stand, digest_of, last_round
 from tests.app.drivers import Train, all_at_once, transports
@@ -544,6 +546,7 @@ class Ends(SoloTransport):
     def __init__(self, ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> None:
         super().__init__(0)
         self._ends, self._heard, self._now_s = ends, {0.0: 89} | heard, 0.0
+        self.met: list[tuple[float, frozenset[int] | None]] = []
 
     def now_s(self) -> float:
         return self._now_s
@@ -562,10 +565,24 @@ class Ends(SoloTransport):
                 posts[peer] = Posted(peer, topic, 1, blob)
         return Notices(frozenset({1, 2}), posts, dict.fromkeys(posts, 1), frozenset())
 
+    def meet(
+        self,
+        name: str,
+        blob: bytes,
+        deadline_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        there: frozenset[int] | None = None,
+    ) -> dict[int, bytes]:
+        self.met.append((deadline_s, there))
+        return {peer: post.blob for peer, post in self.notices(END).posts.items() if peer != self.me}
+
 
 def ended(ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> tuple[float, Finished]:
     """How long that peer, which holds what all hold, has waited for 30 s at most, and how it ends."""
-    transport = Ends(ends, heard)
+    return _ended(Ends(ends, heard))
+
+
+def _ended(transport: Ends) -> tuple[float, Finished]:
     whole = SimpleNamespace(copy=list, moved=lambda values: 0.0)
     stand = Stand("one", current=89, round=89)
     model: Any = SimpleNamespace(name="model", whole=whole, stand=lambda: stand, settle=lambda: None)
@@ -586,6 +603,13 @@ def test_peers_that_have_ended_give_up_together_on_one_that_does_not() -> None:
     waited_s, found = ended({2: (25.0, 90)}, {})
     assert found.peers == (0, 2)
     assert 55.0 <= waited_s < 55.1
+
+
+def test_all_that_have_ended_are_met_where_another_one_was_given_up() -> None:
+    """One of them may learn later than the others that a peer is dead, and wait for its end until then."""
+    transport = Ends({2: (0.3, 90)}, {})
+    _ended(transport)
+    assert transport.met == [(30.0, {0, 2})]
 
 
 def test_the_wait_that_is_kept_is_told_anew_when_another_one_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from ragtag.app.demo import DemoError, DemoPlan, DemoResult, RoundTimes, Times
-from ragtag.app.demo.run import checks, demo_round_times, show
+from ragtag.app.demo.run import checks, demo_round_times, ended_alike, show
 from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file
 from ragtag.core import trace
 from ragtag.core.faults import Crash, Freeze, Loss
@@ -63,6 +63,20 @@ def replace_channel(record: trace.Round) -> trace.Round:
     )
 
 
+@pytest.mark.parametrize(
+    ("digests", "alike"),
+    [(("aa", "bb", "aa"), True), (("aa", "bb", "cc"), False), (("aa", "bb"), False), (("", "bb", ""), False)],
+)
+def test_survivors_are_alike_if_all_have_ended_with_one_model(
+    digests: tuple[str, ...], alike: bool, tmp_path: Path
+) -> None:
+    for peer, digest in enumerate(digests):
+        with TraceWriter(tmp_path / peer_file(peer)) as writer:
+            writer.write(round_of(1.0, 0, peer=peer))
+            writer.write(trace.Leave(t=2.0, peer=peer, digest=digest))
+    assert ended_alike(tmp_path, (0, 2)) is alike
+
+
 CALM = Times(100, 0.1, 0.15, 0.2)
 GOOD = DemoResult(
     survivors=0.95,
@@ -76,6 +90,7 @@ GOOD = DemoResult(
     round_times=RoundTimes(Times(100, 0.1, 0.2, 0.5), CALM, 0.9),
     calm_round_times=RoundTimes(CALM, CALM, 1.0),
     training_s={"crew": 30.0, "calm": 60.0},
+    alike=True,
     report=Path("report.html"),
     folder=Path(),
 )
@@ -91,6 +106,7 @@ GOOD = DemoResult(
             "95 % of rounds within 2 medians",
         ),
         ({"round_times": RoundTimes(Times(9, 0.1, 0.2, 0.5001), CALM, 0.9)}, "the longest within 5 medians"),
+        ({"alike": False}, "the survivors end with the same model"),
         ({"training_s": {"crew": 90.1}}, "training within 90 s"),
     ],
 )

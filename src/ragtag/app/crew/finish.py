@@ -9,7 +9,6 @@ compared, and where they differ all take the values of one peer (``training.whol
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -46,9 +45,6 @@ LEASES = 4.0
 """A peer that still trains is waited for so many times as long as it claims samples ahead,"""
 SHARE = 0.1
 """or by this share of the time that was trained: peers of like speed end within it."""
-_MEET_S, _TIMES = 1.0, 16.0
-"""Where some were given up, a meeting of the others lasts so long, and so many times as long as a copy of the
-model or an answer takes."""
 _LOOK_FIRST_S, _LOOK_MAX_S = 1e-3, 2e-2
 _SAY_AFTER_S = 2.0
 _BESIDE = "frozen parameters, others that are not averaged, or integers in buffers"
@@ -121,7 +117,7 @@ def begin_alike(
     """
     fixed = what.fixed(elsewhere)
     stands = {what.name: mine, fixed.name: fixed.stand()}
-    told = _tell(transport, f"begin/{what.name}", stands, deadline_s, silent=False)
+    told = _tell(transport, f"begin/{what.name}", stands, deadline_s)
     first = _AtFirst(what)
     for held, called in ((first, "weights"), (fixed, _BESIDE)):
         begun = _of(told, held.name)
@@ -184,16 +180,10 @@ def finish(
         return Finished(peers=(transport.me,))
     for what in ours:
         what.settle()
-    began_s = time.monotonic()
     before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
-    copying_s = time.monotonic() - began_s
     training_s = max(LEASES * LEASE_S, SHARE * trained_s)
-    first = told = _gathered(transport, ours, deadline_s, training_s, meanwhile)
-    notices = transport.notices(END)
-    if notices.peers - told.keys():  # these will not come to meetings either
-        deadline_s = min(deadline_s, max(_MEET_S, _TIMES * copying_s, _TIMES * notices.rto_s))
-    if not all(told.values()):
-        first = told = _told_by(transport, ours, "finish/0", deadline_s)
+    ended = _gathered(transport, ours, deadline_s, training_s, meanwhile)
+    first = told = _told_by(transport, ours, "finish/0", deadline_s, ended)
     mixed = (
         [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
     )
@@ -202,8 +192,8 @@ def finish(
         assert what.whole is not None
         what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s)
     if mixed:
-        told = _told_by(transport, ours, "finish/1", deadline_s)
-    told = _make_alike(transport, ours, "finish", told, source_of, deadline_s)
+        told = _told_by(transport, ours, "finish/1", deadline_s, ended)
+    told = _make_alike(transport, ours, "finish", told, source_of, deadline_s, ended)
     digests = {what.name: told[transport.me][what.name].digest for what in ours}
     newest = {what.name: reached(_of(first, what.name)) for what in ours}
     behind = {
@@ -228,12 +218,12 @@ def _gathered(
     deadline_s: float,
     training_s: float,
     meanwhile: Callable[[], None],
-) -> _Told:
-    """Say that this peer has come to its end, and wait for the others. Returns what each tells of itself:
-    nothing, where it averages more than a post has room for.
+) -> frozenset[PeerId]:
+    """Say that this peer has come to its end, and wait for the others. Returns the peers that have said so.
 
-    The wait is counted from the last end of which a post tells. So peers that have ended, one after the other
-    or not, give up together on one that does not: one that gave up before would end with a model of its own.
+    Each of these comes to the meetings that follow, if later: it may not know yet that a peer is dead. The
+    wait is counted from the last end of which a post tells. So peers that have ended, one after the other or
+    not, give up together on one that does not: one that gave up before would end with a model of its own.
     """
     mine = {what.name: what.stand() for what in ours}
     blob = msgspec.msgpack.encode(mine)
@@ -275,7 +265,7 @@ def _gathered(
         meanwhile()
         transport.pause(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)
-    return {peer: told[peer] for peer in notices.posts.keys() - coming if peer in told}
+    return frozenset(notices.posts) - coming
 
 
 def _ends(me: PeerId, posts: Mapping[PeerId, Posted], mine: Mapping[str, Stand]) -> _Told:
@@ -312,15 +302,19 @@ def _make_alike(
     told: _Told,
     source: Callable[[Stands], PeerId],
     deadline_s: float,
+    there: frozenset[PeerId] | None = None,
 ) -> _Told:
-    """Where values differ all take those of one peer. Returns what peers told of theirs at last."""
+    """Where values differ all take those of one peer. Returns what peers told of theirs at last.
+
+    there: as for ``DriverTransport.meet``.
+    """
     for attempt in range(TRIES):
         differing = [what for what in averaged if not alike(_of(told, what.name))]
         if not differing or not _can_mix(transport, told):
             break
         for what in differing:
             _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, deadline_s)
-        told = _told_by(transport, averaged, f"{phase}/alike {attempt}", deadline_s)
+        told = _told_by(transport, averaged, f"{phase}/alike {attempt}", deadline_s, there)
     return told
 
 
@@ -338,18 +332,26 @@ def _average(what: Held, weight: float, deadline_s: float) -> None:
     what.whole.average(weight, deadline_s)
 
 
-def _told_by(transport: Transport, averaged: Sequence[Held], meeting: str, deadline_s: float) -> _Told:
-    return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s)
+def _told_by(
+    transport: Transport,
+    averaged: Sequence[Held],
+    meeting: str,
+    deadline_s: float,
+    there: frozenset[PeerId] | None,
+) -> _Told:
+    return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s, there)
 
 
 def _tell(
-    transport: Transport, meeting: str, mine: Mapping[str, Stand], deadline_s: float, silent: bool = True
+    transport: Transport,
+    meeting: str,
+    mine: Mapping[str, Stand],
+    deadline_s: float,
+    there: frozenset[PeerId] | None = None,
 ) -> _Told:
     """Tell where this peer stands and hear of the others, this one included."""
     told: _Told = {transport.me: dict(mine)}
-    for peer, blob in transport.meet(
-        meeting, msgspec.msgpack.encode(mine), deadline_s, silent=silent
-    ).items():
+    for peer, blob in transport.meet(meeting, msgspec.msgpack.encode(mine), deadline_s, there=there).items():
         told |= _read(peer, blob, mine)
     return told
 

@@ -263,7 +263,7 @@ class SoloTransport(Posting):
         blob: bytes,
         deadline_s: float,
         meanwhile: Callable[[], None] = lambda: None,
-        silent: bool = False,
+        there: frozenset[PeerId] | None = None,
     ) -> dict[PeerId, bytes]:
         """There is nobody to meet."""
         return {}
@@ -377,7 +377,7 @@ class DriverTransport:
         hash32 = schema.hash32()
         if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
             hash32 = name_hash(f"{channel}/{hash32}")
-        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, together)
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
         opens = form_of(channel, hash32, method, known_name(codec), chunks, parts)
@@ -502,18 +502,18 @@ class DriverTransport:
         blob: bytes,
         deadline_s: float,
         meanwhile: Callable[[], None] = lambda: None,
-        silent: bool = False,
+        there: frozenset[PeerId] | None = None,
     ) -> dict[PeerId, bytes]:
         """Tell the others a blob and hear theirs, at most 1 MiB each: a meeting that all hold under one name.
 
         It ends when all that are there have told theirs, or have left, or after ``deadline_s``.
 
         meanwhile: called now and then until that.
-        silent: peers that are silent in rounds are there, too.
+        there: the peers that are waited for, silent in rounds or not (``None``: all that are not).
         """
         if self._driver.lost_seat:
             return {}
-        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s, silent=silent)
+        meeting = self._driver.meet(name_hash(f"meeting/{name}"), blob, deadline_s, there=there)
         try:
             return await_meeting(self._driver, meeting, 2 * deadline_s, meanwhile).blobs
         except SeatLost:
@@ -635,7 +635,7 @@ class DriverTransport:
             for effect in effects:
                 if isinstance(effect, Tell):
                     for_s = effect.deadline_s - time.monotonic()
-                    meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.silent)
+                    meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.there)
                 elif isinstance(effect, Left):
                     driver.leave(effect.peer)
                 elif isinstance(effect, Differs):

@@ -226,7 +226,7 @@ def _greet(joining: Joining, greets: list[JoiningEffect], driver: Driver, phases
         for effect in effects:
             if isinstance(effect, Tell):
                 for_s = effect.deadline_s - time.monotonic()
-                meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.silent)
+                meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.there)
             elif isinstance(effect, Left):
                 driver.leave(effect.peer)
             elif isinstance(effect, Arm):

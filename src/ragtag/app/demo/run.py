@@ -58,6 +58,7 @@ class DemoResult:
 
     survivors, calm: mean over the peers' own models.
     survivors_mean, calm_mean: of the mean of their models.
+    alike: whether the survivors hold the same model after their end, bit for bit.
     """
 
     survivors: float
@@ -71,6 +72,7 @@ class DemoResult:
     round_times: RoundTimes
     calm_round_times: RoundTimes
     training_s: dict[str, float]
+    alike: bool
     report: Path
     folder: Path
     checks: dict[str, bool] = field(default_factory=dict)
@@ -116,6 +118,14 @@ def demo_round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
     return RoundTimes(Times.of(whole), Times.of(averaging), float(np.mean(arrived)))
 
 
+def ended_alike(folder: Path, peers: Sequence[int]) -> bool:
+    """Whether these peers have ended with one model, as their traces say."""
+    records = read_run(folder).records()
+    digests = {record.peer: record.digest for record in records if isinstance(record, trace.Leave)}
+    ended = {digests.get(peer, "") for peer in peers}
+    return len(ended) == 1 and "" not in ended
+
+
 POINTS_MAX = 1.0
 """How far the survivors may end below the calm run, in points of accuracy."""
 P95_MAX, LONGEST_MAX = 2.0, 5.0
@@ -148,6 +158,7 @@ def judge(
         round_times=demo_round_times(main.folder, plan.survivors),
         calm_round_times=demo_round_times(calm.folder, everybody),
         training_s={run.name: run.trained_s for run in runs},
+        alike=ended_alike(main.folder, plan.survivors),
         report=build_report(main.folder),
         folder=folder,
     )
@@ -163,6 +174,7 @@ def checks(result: DemoResult) -> dict[str, bool]:
         >= result.calm - POINTS_MAX / 100,
         f"95 % of rounds within {P95_MAX:g} medians": whole.p95_s <= P95_MAX * whole.median_s,
         f"the longest within {LONGEST_MAX:g} medians": whole.longest_s <= LONGEST_MAX * whole.median_s,
+        "the survivors end with the same model": result.alike,
         f"training within {TRAINING_MAX_S:g} s": sum(result.training_s.values()) <= TRAINING_MAX_S,
     }
 

@@ -245,9 +245,9 @@ def measure(crew: Crew, peers: int, slot_s: float = SLOT_S) -> Links:
     _gather(peer, transport, peers)
     channel = channel_of("probe/slots")
     schema = Schema((TensorSpec("slots", (fp32.elements,), "float32"),), fp32.name, slots.name)
-    transport.configure(channel, schema, slots, fp32, together_s=MEET_S)
     others = sorted(transport.live - {transport.me})
     rtts_s = _told(transport, "rtt", [max(driver.rtt_s().values(), default=0.0)])
+    transport.configure(channel, schema, slots, fp32, together_s=MEET_S)
     slot_s = min(SLOT_MOST_S, max(slot_s, SLOT_RTTS * max(rtt_s for (rtt_s,) in rtts_s.values())))
     found: dict[PeerId, Glimpse] = {other: Glimpse() for other in others}
     for number in range(len(others)):
@@ -353,7 +353,8 @@ def links_of(told: Mapping[PeerId, Sequence[float]]) -> Links:
 def _told(transport: DriverTransport, what: str, mine: list[float]) -> dict[PeerId, list[float]]:
     """What all peers tell at this point. Raises LinksError: one told nothing in time, or what is no row."""
     told, live = {transport.me: mine}, transport.live
-    for other, blob in transport.meet(f"probe/{what}", msgspec.msgpack.encode(mine), MEET_S).items():
+    row = msgspec.msgpack.encode(mine)
+    for other, blob in transport.meet(f"probe/{what}", row, MEET_S, there=live).items():
         try:
             told[other] = msgspec.msgpack.decode(blob, type=list[float])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

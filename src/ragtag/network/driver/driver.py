@@ -165,7 +165,12 @@ class Driver:
         return future
 
     def meet(
-        self, number: int, blob: bytes, deadline_s: float, late: bool = False, silent: bool = False
+        self,
+        number: int,
+        blob: bytes,
+        deadline_s: float,
+        late: bool = False,
+        there: frozenset[PeerId] | None = None,
     ) -> Future[Met]:
         """Tell ``blob`` to all peers and hear theirs, for at most ``deadline_s`` seconds (see ``Tell``)."""
         future: Future[Met] = Future()
@@ -174,7 +179,7 @@ class Driver:
             if not self.engine.promises.meeting(number, future):
                 return
             try:
-                self.engine.step(now_s, Tell(number, blob, now_s + deadline_s, late, silent))
+                self.engine.step(now_s, Tell(number, blob, now_s + deadline_s, late, there))
             except (ValueError, RuntimeError) as error:
                 self.engine.promises.misused(future, error)
 

@@ -766,7 +766,6 @@ class ChannelWay:
     chunks: of a round.
     deadline_s: how long it waits for others.
     late: the crew averaged on the channel before this peer came.
-    wait_for_silent: all open the channel now, also peers that are silent in rounds.
     """
 
     def __init__(
@@ -777,10 +776,9 @@ class ChannelWay:
         chunks: int,
         deadline_s: float,
         late: bool = False,
-        wait_for_silent: bool = False,
     ) -> None:
         self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
-        self.deadline_s, self._late, self._wait_for_silent = deadline_s, late, wait_for_silent
+        self.deadline_s, self._late = deadline_s, late
         self.probe_chunks = min(chunks, PROBE_CHUNKS)
         self.state = _State.NEW
         self._since_s = 0.0
@@ -845,9 +843,7 @@ class ChannelWay:
         self.state = state
         if first:
             self._since_s = now_s
-        tell = Tell(
-            number, blob, now_s + self.deadline_s, first and self._late, first and self._wait_for_silent
-        )
+        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late)
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
     def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:

@@ -90,7 +90,7 @@ class NewcomerWorld(CrewWorld):
 
     def _tell(self, member: Member, event: Tell | Left) -> None:
         if isinstance(event, Tell):
-            event = Tell(event.number, event.blob, event.deadline_s, event.late and self.late, event.silent)
+            event = Tell(event.number, event.blob, event.deadline_s, event.late and self.late, event.there)
         self._give(member, event)
 
     def _open_step(self, member: Member, event: ChannelEvent) -> None:

@@ -130,6 +130,13 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questi
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "groups: one that has met somebody in its last round waits for no others",
+        "src/ragtag/protocols/groups/channel.py",
+        "if self._lonely >= LONELY_MAX else 0.0",
+        "if self._alone and self._lonely >= LONELY_MAX else 0.0",
+        ("tests/simulation/test_trial.py", "-k", "out_of_step"),
+    ),
+    Sabotage(
         "finish: a meeting leaves out those that are silent in rounds",
         "src/ragtag/app/crew/finish.py",
         'told = _told_by(transport, ours, "finish/0", deadline_s, ended)',

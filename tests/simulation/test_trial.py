@@ -35,6 +35,10 @@ def test_groups_in_a_storm(seed: int, method: str) -> None:
     trial(seed, method, rounds=6)
 
 
+def test_two_that_are_out_of_step_with_all_others_and_meet_each_other_come_into_step() -> None:
+    trial(147, "moshpit/3", rounds=6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rps", QUORUM.name, "rps+repair", "allreduce", *GROUPS])
 @pytest.mark.parametrize("seed", range(1000, 1040))

@@ -160,12 +160,12 @@ class GroupNode(PartialMachine):
         """How much longer than usual the host should hold the group open, where this peer comes early.
 
         The others may still average. Where this peer has met no other for a while, they may compute for as
-        long as it does itself.
+        long as it does itself: also where it met one in the last round. Two that are out of step with all
+        others meet each other whenever the grid has them in one group, and nobody in between.
         """
-        if not self._alone:
-            return 0.0
+        busy_s = self._busy_s() if self._alone else 0.0
         pause_s = self._pauses.typical_s() if self._lonely >= LONELY_MAX else 0.0
-        return max(self._busy_s(), pause_s)
+        return max(busy_s, pause_s)
 
     # -- Looking for a group: at hosts
 

@@ -130,6 +130,13 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "asked_twice or two_questi
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "finish: each waits by what it has trained itself",
+        "src/ragtag/app/crew/finish.py",
+        "training_s = max(training_s, *(SHARE * one.trained_s for one in ends))",
+        "pass",
+        ("tests/app/crew/test_finish.py", "-k", "newcomer_waits"),
+    ),
+    Sabotage(
         "groups: one that has met somebody in its last round waits for no others",
         "src/ragtag/protocols/groups/channel.py",
         "if self._lonely >= LONELY_MAX else 0.0",
@@ -139,8 +146,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "finish: a meeting leaves out those that are silent in rounds",
         "src/ragtag/app/crew/finish.py",
-        'told = _told_by(transport, ours, "finish/0", deadline_s, ended)',
-        'told = _told_by(transport, ours, "finish/0", deadline_s, None)',
+        'told = _tell(transport, "finish/0", mine, deadline_s, ended)',
+        'told = _tell(transport, "finish/0", mine, deadline_s, None)',
         ("tests/app/crew/test_finish.py", "-k", "another_one_was_given_up"),
     ),
     Sabotage(

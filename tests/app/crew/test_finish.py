@@ -541,10 +541,14 @@ class Ends(SoloTransport):
 
     ends: when each other peer's post comes, and its last round.
     heard: when the first message of a round comes.
+    trained_s: how long the others have trained.
     """
 
-    def __init__(self, ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> None:
+    def __init__(
+        self, ends: dict[int, tuple[float, int]], heard: dict[float, int], trained_s: float = 10.0
+    ) -> None:
         super().__init__(0)
+        self._trained_s = trained_s
         self._ends, self._heard, self._now_s = ends, {0.0: 89} | heard, 0.0
         self.met: list[tuple[float, frozenset[int] | None]] = []
 
@@ -561,7 +565,7 @@ class Ends(SoloTransport):
         posts = dict(super().notices(topic).posts)
         for peer, (at_s, round_) in self._ends.items():
             if at_s <= self._now_s:
-                blob = msgspec.msgpack.encode({"model": Stand("one", round_, round=round_)})
+                blob = msgspec.msgpack.encode(ending.End(round_, self._trained_s))
                 posts[peer] = Posted(peer, topic, 1, blob)
         return Notices(frozenset({1, 2}), posts, dict.fromkeys(posts, 1), frozenset())
 
@@ -574,7 +578,7 @@ class Ends(SoloTransport):
         there: frozenset[int] | None = None,
     ) -> dict[int, bytes]:
         self.met.append((deadline_s, there))
-        return {peer: post.blob for peer, post in self.notices(END).posts.items() if peer != self.me}
+        return dict.fromkeys(self.notices(END).posts.keys() - {self.me}, blob)
 
 
 def ended(ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> tuple[float, Finished]:
@@ -629,6 +633,25 @@ def test_peers_that_train_on_are_waited_for_by_what_was_trained(caplog: pytest.L
         "this peer is done; it waits for peer 1, 4 s at most, as others still train",
         "this peer ends without peer 1: no sign of an end there",
     ]
+
+
+def test_a_newcomer_waits_for_those_that_train_on_as_long_as_the_one_that_has_trained_longest() -> None:
+    """Else it would end with a model of its own, while that one still waits for another."""
+    transport = Ends({2: (0.3, 89)}, {1.0 * at: 89 + at for at in range(1, 100)}, trained_s=200.0)
+    _, found = _ended(transport)
+    assert found.peers == (0, 2)
+    assert 21.0 <= transport.now_s() < 21.1  # a tenth of 200 s, from the first sign that one trains on
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [b"", b"\xc1", b"\x05", *map(msgspec.msgpack.encode, ({"round": -2}, {"trained_s": float("nan")}))],
+)
+def test_an_end_that_cannot_be_read_is_an_end_all_the_same(
+    blob: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ending._end_of(3, blob) == ending.End()
+    assert "what peer 3 tells of its end cannot be read" in caplog.text
 
 
 def test_two_models_end_alike_and_have_one_digest() -> None:

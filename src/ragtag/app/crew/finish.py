@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import torch
+from msgspec import Meta
 
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of
-from ragtag.core.types import PEERS_MAX, PeerId, Posted
-from ragtag.protocols.crew.board import BLOB_MAX
+from ragtag.core.types import PEERS_MAX, PeerId
 from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
 from ragtag.training.state.fixed import Fixed, formed_alike
@@ -170,7 +170,8 @@ def finish(
     """One last agreed mean, and the same model on all peers that come to their end.
 
     deadline_s: how long peers that pause are waited for.
-    trained_s: how long this peer has trained; those that still train are waited for by ``SHARE`` of it.
+    trained_s: how long this peer has trained. Those that still train are waited for by ``SHARE`` of what the
+        peer has trained that has longest, of those that have ended.
     meanwhile: called now and then while others are waited for.
 
     Raises ragtag.NotFinite where a value to be averaged is none.
@@ -181,9 +182,10 @@ def finish(
     for what in ours:
         what.settle()
     before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
-    training_s = max(LEASES * LEASE_S, SHARE * trained_s)
-    ended = _gathered(transport, ours, deadline_s, training_s, meanwhile)
-    first = told = _told_by(transport, ours, "finish/0", deadline_s, ended)
+    mine = {what.name: what.stand() for what in ours}
+    end = End(max(stand.round for stand in mine.values()), trained_s)
+    ended = _gathered(transport, end, [channel_of(name) for name in mine], deadline_s, meanwhile)
+    first = told = _tell(transport, "finish/0", mine, deadline_s, ended)
     mixed = (
         [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
     )
@@ -212,12 +214,19 @@ def finish(
     )
 
 
+class End(msgspec.Struct, frozen=True):
+    """What a peer posts that has come to its end.
+
+    round: the last one that it has made.
+    trained_s: how long it has trained.
+    """
+
+    round: Annotated[int, Meta(ge=-1)] = -1
+    trained_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+
+
 def _gathered(
-    transport: Transport,
-    ours: Sequence[Averaged],
-    deadline_s: float,
-    training_s: float,
-    meanwhile: Callable[[], None],
+    transport: Transport, end: End, channels: Sequence[int], deadline_s: float, meanwhile: Callable[[], None]
 ) -> frozenset[PeerId]:
     """Say that this peer has come to its end, and wait for the others. Returns the peers that have said so.
 
@@ -225,15 +234,10 @@ def _gathered(
     wait is counted from the last end of which a post tells. So peers that have ended, one after the other or
     not, give up together on one that does not: one that gave up before would end with a model of its own.
     """
-    mine = {what.name: what.stand() for what in ours}
-    blob = msgspec.msgpack.encode(mine)
-    if len(blob) > BLOB_MAX:
-        mine, blob = {}, b""
-    number = transport.post(END, blob)
-    channels = [channel_of(what.name) for what in ours]
-    told: _Told = {transport.me: mine}
+    number = transport.post(END, msgspec.msgpack.encode(end))
     ended: dict[PeerId, int] = {}
-    newest, since_s, busy_s, said_s, look_s = -1, transport.now_s(), None, 0.0, _LOOK_FIRST_S
+    newest, training_s = -1, max(LEASES * LEASE_S, SHARE * end.trained_s)
+    since_s, busy_s, said_s, look_s = transport.now_s(), None, 0.0, _LOOK_FIRST_S
     while True:
         coming = transport.coming  # posts of their seats are of peers that had them before
         notices, now_s = transport.notices(END), transport.now_s()
@@ -241,9 +245,10 @@ def _gathered(
         missing = (there - notices.posts.keys()) | coming
         if news := {p: post for p, post in notices.posts.items() if ended.get(p) != post.number}:
             ended |= {peer: post.number for peer, post in news.items()}
-            told |= _ends(transport.me, news, mine)
+            ends = [_end_of(peer, post.blob) for peer, post in news.items()]
+            training_s = max(training_s, *(SHARE * one.trained_s for one in ends))
             # a round of one that has ended tells nothing of those that have not, whenever it comes here
-            newest = max(newest, _newest(transport, channels), *_rounds(told, mine))
+            newest = max(newest, _newest(transport, channels), *(one.round for one in ends))
             since_s, busy_s, said_s = now_s, None, 0.0
         # a peer that leaves before the others know that it came to its end is taken for one that never did
         if not missing and all(notices.reached.get(peer, 0) >= number for peer in there):
@@ -268,18 +273,12 @@ def _gathered(
     return frozenset(notices.posts) - coming
 
 
-def _ends(me: PeerId, posts: Mapping[PeerId, Posted], mine: Mapping[str, Stand]) -> _Told:
-    """What others tell of themselves at their end."""
-    told: _Told = {}
-    for peer, posted in posts.items():
-        if peer != me:
-            told |= _read(peer, posted.blob, mine) if mine and posted.blob else {peer: {}}
-    return told
-
-
-def _rounds(told: _Told, mine: Mapping[str, Stand]) -> list[int]:
-    """The last rounds of those that have ended."""
-    return [stand.round for stands in told.values() for name, stand in stands.items() if name in mine]
+def _end_of(peer: PeerId, blob: bytes) -> End:
+    try:
+        return msgspec.msgpack.decode(blob, type=End)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _log.warning("what peer %d tells of its end cannot be read: %s", peer, error)
+        return End()
 
 
 def _newest(transport: Transport, channels: Sequence[int]) -> int:

@@ -565,7 +565,7 @@ class Ends(SoloTransport):
         posts = dict(super().notices(topic).posts)
         for peer, (at_s, round_) in self._ends.items():
             if at_s <= self._now_s:
-                blob = msgspec.msgpack.encode(ending.End(round_, self._trained_s))
+                blob = msgspec.msgpack.encode(ending.TrainingOver(round_, self._trained_s))
                 posts[peer] = Posted(peer, topic, 1, blob)
         return Notices(frozenset({1, 2}), posts, dict.fromkeys(posts, 1), frozenset())
 
@@ -650,7 +650,7 @@ def test_a_newcomer_waits_for_those_that_train_on_as_long_as_the_one_that_has_tr
 def test_an_end_that_cannot_be_read_is_an_end_all_the_same(
     blob: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert ending._end_of(3, blob) == ending.End()
+    assert ending._end_of(3, blob) == ending.TrainingOver()
     assert "what peer 3 tells of its end cannot be read" in caplog.text
 
 

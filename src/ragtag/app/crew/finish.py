@@ -183,7 +183,7 @@ def finish(
         what.settle()
     before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
     mine = {what.name: what.stand() for what in ours}
-    end = End(max(stand.round for stand in mine.values()), trained_s)
+    end = TrainingOver(max(stand.round for stand in mine.values()), trained_s)
     ended = _gathered(transport, end, [channel_of(name) for name in mine], deadline_s, meanwhile)
     first = told = _tell(transport, "finish/0", mine, deadline_s, ended)
     mixed = (
@@ -214,7 +214,7 @@ def finish(
     )
 
 
-class End(msgspec.Struct, frozen=True):
+class TrainingOver(msgspec.Struct, frozen=True):
     """What a peer posts that has come to its end.
 
     round: the last one that it has made.
@@ -226,7 +226,11 @@ class End(msgspec.Struct, frozen=True):
 
 
 def _gathered(
-    transport: Transport, end: End, channels: Sequence[int], deadline_s: float, meanwhile: Callable[[], None]
+    transport: Transport,
+    end: TrainingOver,
+    channels: Sequence[int],
+    deadline_s: float,
+    meanwhile: Callable[[], None],
 ) -> frozenset[PeerId]:
     """Say that this peer has come to its end, and wait for the others. Returns the peers that have said so.
 
@@ -273,12 +277,12 @@ def _gathered(
     return frozenset(notices.posts) - coming
 
 
-def _end_of(peer: PeerId, blob: bytes) -> End:
+def _end_of(peer: PeerId, blob: bytes) -> TrainingOver:
     try:
-        return msgspec.msgpack.decode(blob, type=End)
+        return msgspec.msgpack.decode(blob, type=TrainingOver)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _log.warning("what peer %d tells of its end cannot be read: %s", peer, error)
-        return End()
+        return TrainingOver()
 
 
 def _newest(transport: Transport, channels: Sequence[int]) -> int:

@@ -335,7 +335,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "end: a round of one that ends is a sign that others train, where it comes after the end",
         "src/ragtag/app/crew/finish.py",
-        "_newest(transport, channels), *_rounds(told, mine))",
+        "_newest(transport, channels), *(one.round for one in ends))",
         "_newest(transport, channels))",
         ("tests/app/crew/test_finish.py", "-k", "no_sign"),
     ),

@@ -235,6 +235,7 @@ class FakeTransport:
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
         due: int = -1,
+        overlaps: bool = False,
     ) -> FakePending:
         self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside, due))
         return FakePending(self.crew, self.me, channel)

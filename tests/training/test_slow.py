@@ -47,6 +47,7 @@ class Scripted(FakeTransport):
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
         due: int = -1,
+        overlaps: bool = False,
     ) -> Scripted:
         self.offered.append((float(values.reshape(-1)[0]), weight, aside))
         self.values = values
@@ -272,10 +273,16 @@ def test_weights_that_cannot_be() -> None:
 
 
 def paced(
-    schedule: SSP | DSSP | Partial, steps: int, speed: tuple[float, ...], freezes: tuple[Freeze, ...] = ()
+    schedule: SSP | DSSP | Partial,
+    steps: int,
+    speed: tuple[float, ...],
+    freezes: tuple[Freeze, ...] = (),
+    came: list[float] | None = None,
 ) -> tuple[list[float], list[list[int]], int]:
     """Peers in steps of a second on quiet lines. Returns when each ends, how far ahead of the slowest each
     was after its steps, and in how many rounds of peer 0 the last peer was heard.
+
+    came: gets the share that was averaged of what the last peer offered, by round.
     """
     faults = Faults(latency_s=1e-4, freezes=freezes)
     crew = SimulatedCrew(len(speed), faults, cost=ComputeCost(1.0, speed=speed, sigma=0.03))
@@ -291,6 +298,8 @@ def paced(
         def told(outcome: Outcome) -> None:
             nonlocal heard
             heard += me == 0 and bool((outcome.heard >> np.uint64(len(speed) - 1) & np.uint64(1)).any())
+            if me == len(speed) - 1 and came is not None:
+                came.append(float(outcome.averaged.mean()))
 
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.01),
@@ -318,6 +327,18 @@ def test_a_bound_on_staleness_holds_and_costs_what_the_slowest_needs() -> None:
     assert max(ends) < 1.1 * 4 * steps
     assert max(map(max, leads)) <= 5  # the step that is waited with counts
     assert heard > steps / 4
+
+
+@pytest.mark.parametrize("speed", [(1.0, 1.0, 0.4), (1.0,) * 7 + (0.25,)], ids=["three", "eight"])
+def test_a_slow_peer_sees_what_came_of_its_offers(speed: tuple[float, ...]) -> None:
+    """It computes on for a step of its own, and the others' next round comes after one of theirs. An offer
+    that ended before that was in their average, and was offered again: it counted twice.
+    """
+    came: list[float] = []
+    ends, _, heard = paced(Partial(), 100, speed, came=came)
+    there = came[: int(min(ends) * speed[-1]) - 1]  # while the others were
+    assert len(there) > 20 and heard > 0.9 * len(there)
+    assert sum(there) >= len(there) - 2  # of the first one it cannot know for how long it goes on
 
 
 @pytest.mark.parametrize("schedule", [SSP(2), DSSP(2, 4)], ids=repr)

@@ -532,7 +532,7 @@ class SimulatedTransport(Posting):
         self._step = 0
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
-        self._overlaps: dict[int, Overlap] = {}
+        self._overlaps: dict[tuple[int, bool], Overlap] = {}
         self._told = False
         self.standing = Standing(self, lambda: self._node.live - {me})
 
@@ -648,11 +648,12 @@ class SimulatedTransport(Posting):
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
+        overlaps: bool = False,
     ) -> SimulatedPending:
         """Begin the channel's next round."""
         # lines carry no copies, and a trainer may change its values once its own round is over
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due))
+        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due), overlaps)
 
     def offer(
         self,
@@ -667,7 +668,7 @@ class SimulatedTransport(Posting):
         due = self._after.get(channel, -1) + 1
         return self._begin(Offer(channel, rows, weight, deadline_s, aside, due, number=number))
 
-    def _begin(self, ask: Average | Offer) -> SimulatedPending:
+    def _begin(self, ask: Average | Offer, overlaps: bool = False) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
         ask = replace(ask, aside=ask.aside | self.standing.elsewhere(ask.channel) - {self.me})
         others, rates = sorted(self._node.live - {self.me}), self.rates()
@@ -677,7 +678,7 @@ class SimulatedTransport(Posting):
             far = (world.faults, self.me, peer)
             rtt_s, rate = timeout_s(*far) if apart else 0.0, rates.get(peer, 0.0) / len(others)
             world.at(now_s, self.me, Measured(peer, rtt_s, shortest_s(*far), rate))
-        overlap = self._overlaps.setdefault(ask.channel, Overlap())
+        overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
         world.at(now_s, self.me, replace(ask, overlap_s=overlap.begins(now_s)))
         return SimulatedPending(self.crew, self.me, ask.channel, overlap)
 

@@ -207,6 +207,7 @@ class SoloTransport(Posting):
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
+        overlaps: bool = False,
     ) -> DonePending:
         """Average with nobody."""
         return self._done(Average(channel, values, weight, deadline_s))
@@ -303,7 +304,7 @@ class DriverTransport:
         self._together: set[int] = set()
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
-        self._overlaps: dict[int, Overlap] = {}
+        self._overlaps: dict[tuple[int, bool], Overlap] = {}
         self._forms = Forms()
         self.standing = Standing(self, self._living)
 
@@ -420,6 +421,7 @@ class DriverTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
+        overlaps: bool = False,
     ) -> DriverPending | DonePending:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
@@ -430,7 +432,7 @@ class DriverTransport:
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
             return DonePending(replace(none, members=members))
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(Average(channel, values, weight, deadline_s, aside, due))
+        return self._begin(Average(channel, values, weight, deadline_s, aside, due), overlaps)
 
     def offer(
         self,
@@ -459,8 +461,8 @@ class DriverTransport:
         """What a channel has brought, and what time it is on the driver's clock."""
         return publisher_of(self._driver.node, channel), self._driver.now_s()
 
-    def _begin(self, ask: Average | Offer) -> DriverPending:
-        overlap = self._overlaps.setdefault(ask.channel, Overlap())
+    def _begin(self, ask: Average | Offer, overlaps: bool = False) -> DriverPending:
+        overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
         aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
         ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
         return DriverPending(self._driver.average(ask), self._driver, overlap)

@@ -125,7 +125,7 @@ class Replica:
         np.copyto(self._sent, values)
         if self._corrects is not None:
             self._times = self._corrects.times(self._buffers)
-        return self._start(self._sent, weight, deadline_s, aside)
+        return self._start(self._sent, weight, deadline_s, aside, overlaps=True)
 
     def end(self, begun: Pending) -> Outcome:
         """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
@@ -192,10 +192,16 @@ class Replica:
         return values
 
     def _start(
-        self, values: Floats, weight: float, deadline_s: float | None, aside: frozenset[PeerId], due: int = -1
+        self,
+        values: Floats,
+        weight: float,
+        deadline_s: float | None,
+        aside: frozenset[PeerId],
+        due: int = -1,
+        overlaps: bool = False,
     ) -> Pending:
         self._weight = require_weight(weight)
-        return self._transport.start(self._channel, values, self._weight, deadline_s, aside, due)
+        return self._transport.start(self._channel, values, self._weight, deadline_s, aside, due, overlaps)
 
     def _take(self, outcome: Outcome, kept: float = 0.0, sent: Floats | None = None) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)

@@ -289,7 +289,9 @@ class Rounds:
             ask.overlap_s,
         )
         scatter_s, gather_s = times.scatter_s, times.gather_s
-        if self._serves:  # no average comes to it, so it cannot measure how long that takes
+        # no average comes to one that serves, so it cannot measure how long that takes; one that is set aside
+        # owns nothing, and its first stage is over at once
+        if self._serves or self.me in ask.aside:
             gather_s = max(gather_s, scatter_s)
         self.active = number
         self._behind |= skipped > 0 and number > ask.due  # what went by as it meant to is no lag

@@ -676,7 +676,7 @@ def test_two_models_end_alike_and_have_one_digest() -> None:
 
 
 def test_any_number_of_models_end_alike() -> None:
-    """What peers tell of so many had no room in a post; they tell it as they meet."""
+    """What peers tell of so many has no room in a post; they tell it as they meet."""
     many = 24
 
     def work(transport: DriverTransport) -> tuple[torch.Tensor, Finished]:

@@ -36,8 +36,6 @@ def demo(
     as_json: options.Json = False,
 ) -> None:
     """Train a small model on six peers while packets get lost, one peer freezes and one dies."""
-    from dataclasses import asdict
-
     from ragtag.app.cli.common import new_run_folder
     from ragtag.app.demo import DemoPlan, run_demo
 
@@ -49,7 +47,7 @@ def demo(
         live=console.is_terminal if watch is None else watch,
     )
     if as_json:
-        print_json({"ok": result.ok, **asdict(result)})
+        print_json(result.to_json())
     raise typer.Exit(0 if result.ok else 1)
 
 

@@ -18,7 +18,7 @@ from ragtag.app.demo.peer import weights_file
 from ragtag.app.demo.processes import DemoError, DemoPlan, DemoRun, Processes
 from ragtag.app.demo.task import evaluate, load_digits, make_model
 from ragtag.app.report import build_report
-from ragtag.app.tracefile import CREW_FILE, TraceWriter, read_run
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, last_leaves, read_run
 from ragtag.core import trace
 from ragtag.core.faults import Faults
 
@@ -120,9 +120,8 @@ def demo_round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
 
 def ended_alike(folder: Path, peers: Sequence[int]) -> bool:
     """Whether these peers have ended with one model, as their traces say."""
-    records = read_run(folder).records()
-    digests = {record.peer: record.digest for record in records if isinstance(record, trace.Leave)}
-    ended = {digests.get(peer, "") for peer in peers}
+    leaves = last_leaves(folder)
+    ended = {leaves[peer].digest if peer in leaves else "" for peer in peers}
     return len(ended) == 1 and "" not in ended
 
 

@@ -706,6 +706,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/optim/test_kfac.py", "-k", "some_images"),
     ),
     Sabotage(
+        "K-FAC: all places of a patch see all of the image's borders",
+        "src/ragtag/optim/kfac/patches.py",
+        "products.unfold(axis, border + 1, dilation).sum(-1)",
+        "products.sum(axis, keepdim=True).repeat_interleave(border // dilation + 1, axis)",
+        ("tests/optim/test_kfac.py", "-k", "by_loops"),
+    ),
+    Sabotage(
+        "K-FAC: what lies apart to the left counts as to the right",
+        "src/ragtag/optim/kfac/patches.py",
+        "left, right = max(0, -beside), max(0, beside)",
+        "left, right = 0, abs(beside)",
+        ("tests/optim/test_kfac.py", "-k", "by_loops"),
+    ),
+    Sabotage(
         "K-FAC: all blocks of a factor are its first one",
         "src/ragtag/optim/kfac/layers.py",
         "span = slice(sum(rows[:at]), sum(rows[: at + 1]))",

@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from ragtag.optim.kfac.patches import bordered, patch_products
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, LayerSize, Side
 
 Scaling = Literal["fisher", "pytorch"]
@@ -76,7 +76,6 @@ class KfacLayer:
         """Of the passes since the factors were updated."""
         self._form = self._shapes()
         self._wrote: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
-        self._order: Tensor | None = None
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
 
@@ -169,17 +168,15 @@ class KfacLayer:
         """
         if isinstance(self.module, nn.Linear):
             given = given.to(self._sums_as)
-            product = _product(given.reshape(1, -1, given.shape[-1]), self.module.bias is not None)
-            n, positions = given.numel() // given.shape[-1], 1
+            rows = given.reshape(1, -1, given.shape[-1])
+            product = rows.mT @ rows
+            n, positions = rows.shape[1], 1
+            if self.module.bias is not None:
+                product = bordered(product, rows.sum(1), n)
         else:
-            patches = self._patches(self.module, self._counted(given).to(self._sums_as))
-            _, samples, height, width, *sides = patches.shape
-            n, positions = samples * height * width, height * width
-            rows = patches.reshape(self.groups, n, -1)
-            product = _product(rows, self.module.bias is not None)
-            if self._order is None or self._order.device != rows.device:
-                self._order = _channels_first(rows.shape[-1], sides[-1], product.shape[-1]).to(rows.device)
-            product = product[:, self._order[:, None], self._order]  # as in the weight
+            images = self._counted(given).to(self._sums_as)
+            product, positions = patch_products(self.module, images)
+            n = len(images) * positions
         weight = positions if self._gate.scaling == "fisher" else 1 / positions**2
         return self._averaged(product, weight / n)
 
@@ -194,54 +191,12 @@ class KfacLayer:
             rows = whole.reshape(len(whole), self.groups, -1, positions).permute(1, 0, 3, 2)
             rows = rows.reshape(self.groups, len(whole) * positions, -1)
         weight = samples**2 if self._gate.scaling == "fisher" else 1 / positions**2
-        return self._averaged(_product(rows), weight / rows.shape[1] / self._gate.scale() ** 2)
+        return self._averaged(rows.mT @ rows, weight / rows.shape[1] / self._gate.scale() ** 2)
 
     def _averaged(self, product: Tensor, weight: float) -> Tensor:
         """``weight`` times sums ``(groups, n, n)``, exactly symmetric, in the factors' form and type."""
         whole = ((product + product.mT) * (weight / 2)).to(self.dtype)
         return whole[0] if self.groups == 1 else whole
-
-    @staticmethod
-    def _patches(module: nn.Conv2d, given: Tensor) -> Tensor:
-        """What each position of the output sees, padding with it: a view.
-
-        ``(groups, N, height, width, kh, kw, C / groups)``. Channels come last: so whole rows of a kernel lie
-        side by side in memory, and are copied several times as fast as one by one.
-        """
-        margins = []
-        for axis in (1, 0):  # the last axis comes first, as ``pad`` has it
-            if module.padding == "same":
-                whole = module.dilation[axis] * (module.kernel_size[axis] - 1)
-                margins += [whole // 2, whole - whole // 2]
-            else:
-                each = 0 if isinstance(module.padding, str) else int(module.padding[axis])
-                margins += [each, each]
-        if any(margins):
-            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            given = functional.pad(given, margins, mode=mode)
-        given = given.permute(0, 2, 3, 1).contiguous()
-        samples, *sides, channels = given.shape
-        (down, right), (step_down, step_right) = module.dilation, module.stride
-        height, width = (
-            (side - dilation * (kernel - 1) - 1) // step + 1
-            for side, dilation, kernel, step in zip(
-                sides, module.dilation, module.kernel_size, module.stride, strict=True
-            )
-        )
-        each = channels // module.groups
-        line = sides[1] * channels
-        return given.as_strided(
-            (module.groups, samples, height, width, *module.kernel_size, each),
-            (
-                each,
-                sides[0] * line,
-                step_down * line,
-                step_right * channels,
-                down * line,
-                right * channels,
-                1,
-            ),
-        )
 
     # -- The gradient
 
@@ -311,15 +266,6 @@ def _spoilt(parts: list[Tensor]) -> set[int]:
     largest = torch._foreach_norm(parts, math.inf)
     finite = torch.stack([one.to(largest[0].device) for one in largest]).isfinite().tolist()
     return {id(part) for part, good in zip(parts, finite, strict=True) if not good}
-
-
-def _product(rows: Tensor, ones: bool = False) -> Tensor:
-    """``rows' rows`` of ``(groups, n, k)``; ones: as if each row had a 1 at its end."""
-    product = rows.mT @ rows
-    if not ones:
-        return product
-    sums, count = rows.sum(1, keepdim=True), rows.new_full((len(rows), 1, 1), rows.shape[1])
-    return torch.cat([torch.cat([product, sums], 1), torch.cat([sums.mT, count], 1)], 2)
 
 
 def decomposed(factor: Tensor, form: DecompositionForm, damping: float) -> Tensor:
@@ -418,13 +364,6 @@ def why_not(module: nn.Module) -> str | None:
     if any(parameter.numel() == 0 for parameter in parameters.values()):
         return "it has no values"
     return None
-
-
-def _channels_first(values: int, channels: int, rows: int) -> Tensor:
-    """Where each value of a patch lies, whose channels come last; what is behind the patch stays there."""
-    order = torch.arange(rows, device="cpu")
-    order[:values] = order[:values].view(-1, channels).T.reshape(-1)
-    return order
 
 
 def _sizes(shapes: tuple[torch.Size | None, ...]) -> str:

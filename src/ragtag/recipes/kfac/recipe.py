@@ -10,7 +10,7 @@ steps, equal bytes and equal time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,6 +28,7 @@ from ragtag.recipes.kfac.training import (
     EXTRAS,
     FACTOR_EVERY,
     GRIDS,
+    IMAGE_GRIDS,
     INVERSE_EVERY,
     KFAC_NAME,
     KILL_AND_FREEZE,
@@ -79,8 +80,6 @@ ALIKE = 2.0
 """A placement may come so many times as far from another one as those do."""
 
 CIFAR_STEPS = 600
-CIFAR_METHODS = (SGD_NAME, KFAC_NAME)
-"""CIFAR-10's hour is for the two that the claim is about."""
 
 SC20 = "Pauloski et al., SC 2020"
 KAISA = "Pauloski et al., SC 2021"
@@ -115,6 +114,7 @@ class Plan:
 
     steps: SGD's; K-FAC has ``SHARE`` of them.
     methods: what is run, SGD and K-FAC at least.
+    grids: the settings of each method that are tried.
     tuning_seeds: try all settings with these. None: ``TUNED`` counts.
     worlds: of crews.
     equal: run all methods in a crew at equal steps, bytes and time.
@@ -128,6 +128,7 @@ class Plan:
     worlds: tuple[str, ...]
     equal: bool = False
     placements: tuple[Placement, ...] = PLACEMENTS
+    grids: Mapping[str, tuple[Settings, ...]] = field(default_factory=lambda: GRIDS)
 
     @staticmethod
     def of(*, quick: bool, digits: bool, seeds: int) -> Plan:
@@ -137,8 +138,8 @@ class Plan:
         """
         drawn = tuple(range(seeds))
         if not digits:
-            steps, tuning = (10, ()) if quick else (CIFAR_STEPS, TUNING_SEEDS[:1])
-            return Plan(drawn[:1] if quick else drawn, steps, CIFAR_METHODS, tuning, (), placements=())
+            drawn, steps, tuning = (drawn[:1], 10, ()) if quick else (drawn, CIFAR_STEPS, TUNING_SEEDS)
+            return Plan(drawn, steps, tuple(IMAGE_GRIDS), tuning, (), placements=(), grids=IMAGE_GRIDS)
         there = tuple(methods())
         if quick:
             return Plan(drawn, 100, there, (), (CALM, KILL_AND_FREEZE))
@@ -228,7 +229,7 @@ def ran(plan: Plan, arrays: Path | None, jobs: int, progress: Progress | None, o
     """Tune, then train with what was chosen; last what depends on how much that took."""
     tuned, tried = {method: TUNED[method] for method in plan.methods}, list[TrainedNet]()
     if plan.tuning_seeds:
-        asked = [(how, seed) for m in plan.methods for how in GRIDS[m] for seed in plan.tuning_seeds]
+        asked = [(how, seed) for m in plan.methods for how in plan.grids[m] for seed in plan.tuning_seeds]
         calls = [
             Job(f"{h.method}, {h.text}, seed {s}", in_one_process, (h, s, plan.length(h.method), arrays))
             for h, s in asked

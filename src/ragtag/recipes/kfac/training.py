@@ -135,6 +135,14 @@ GRIDS: Mapping[str, tuple[Settings, ...]] = {
     SHAMPOO_NAME: _grid(SHAMPOO_NAME, *({"lr": lr} for lr in (0.02, 0.04, 0.06, 0.08, 0.1, 0.15))),
 }
 """As many settings for each method."""
+IMAGE_GRIDS: Mapping[str, tuple[Settings, ...]] = {
+    SGD_NAME: _grid(SGD_NAME, *({"lr": lr} for lr in (0.1, 0.2, 0.3, 0.45, 0.65, 0.9))),
+    KFAC_NAME: _grid(
+        KFAC_NAME,
+        *({"lr": lr, "damping": 0.1, "kl_clip": c} for c in (0.01, 0.03) for lr in (0.3, 0.6, 0.9)),
+    ),
+}
+"""The same for whole images, of the two methods that the claim is about, and with larger rates."""
 
 
 def methods() -> list[str]:

@@ -39,6 +39,7 @@ from ragtag.recipes.internet.training import (
     MULOCO,
     NOLOCO,
     QUORATE,
+    SHORT,
     SPARSELOCO,
     WAYS,
     Attends,
@@ -184,9 +185,9 @@ def made_up(way: str, missing: float, loss: float, sent: float, computing: float
 
 
 def as_wished() -> list[WayRun]:
-    kinds = [(way, 0.0) for way in (ALONE, EVERY_STEP, MULOCO)]
+    kinds = [(way, 0.0) for way in (ALONE, EVERY_STEP, MULOCO, SHORT)]
     kinds += [(way, missing) for way in WITH_MISSING for missing in MISSING]
-    sent = {EVERY_STEP: 3e3, SPARSELOCO: 3.0, NOLOCO: 100 / 1.75, ALONE: 0.0}
+    sent = {EVERY_STEP: 3e3, SPARSELOCO: 3.0, SHORT: 9.0, NOLOCO: 100 / 1.75, ALONE: 0.0}
     loss = {ALONE: 2.0, MULOCO: 1.45, EVERY_STEP: 1.49}
     return [made_up(way, m, loss.get(way, 1.5), sent.get(way, 100.0)) for way, m in kinds]
 
@@ -200,6 +201,7 @@ def test_rows_are_green_where_all_is_as_the_papers_say() -> None:
     ("way", "missing", "loss"),
     [
         (SPARSELOCO, 0.0, 1.52),
+        (SHORT, 0.0, 1.52),
         (NOLOCO, 0.0, 1.57),
         (NOLOCO, 0.0, 1.43),
         (QUORATE, 0.0, 1.503),
@@ -236,7 +238,7 @@ def test_a_quorum_leaves_nobody_out_who_is_there(text, monkeypatch, broken: bool
 
 def test_bytes_and_time_that_are_not_turn_rows_red() -> None:
     runs = as_wished()
-    for way, sent in ((SPARSELOCO, 31.0), (NOLOCO, 100.0), (DILOCO, 120.0)):
+    for way, sent in ((SPARSELOCO, 31.0), (SHORT, 31.0), (NOLOCO, 100.0), (DILOCO, 120.0)):
         wrong = [replace(r, bytes=sent) if r.way == way else r for r in runs]
         assert [row.quantity for row in byte_rows(wrong) if not row.ok] == [way]
     slow = [replace(r, computed_s=0.8) if r.way == DECOUPLED else r for r in runs]
@@ -268,7 +270,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     report = internet.reproduce(quick=True, data=text, out=tmp_path / "out", jobs=1)
     assert {r.ok for r in report.rows} == {True, False}, "six steps show little"
     loaded = json.loads((tmp_path / "out/results.json").read_text("utf-8"))
-    assert len(loaded["data"]["runs"]) == 3 + len(MISSING) * len(WITH_MISSING)
+    assert len(loaded["data"]["runs"]) == 4 + len(MISSING) * len(WITH_MISSING)
     assert len(report.tables[0].rows) == len(loaded["data"]["runs"])
     assert (tmp_path / "out/index.html").read_text("utf-8").count("<svg") == 1
     assert RECIPES["internet"] == internet.__name__

@@ -18,6 +18,7 @@ from ragtag.recipes.internet.training import (
     MULOCO,
     NOLOCO,
     QUORATE,
+    SHORT,
     SPARSELOCO,
     H,
     WayRun,
@@ -55,6 +56,7 @@ def loss_rows(runs: Sequence[WayRun]) -> list[Row]:
     group = "Final loss over DiLoCo's"
     found = [
         _mean(SPARSELOCO, loss_ratios(runs, SPARSELOCO, DILOCO), 1.01, 0.0, "<=", GOAL, group),
+        _mean(SHORT, loss_ratios(runs, SHORT, DILOCO), 1.01, 0.0, "<=", GOAL, group),
         _mean(NOLOCO, loss_ratios(runs, NOLOCO, DILOCO), 1.0, 0.04, "=", PAIRS, group),
         _mean(QUORATE, loss_ratios(runs, QUORATE, DILOCO), 1.0, SAME, "=", NOBODY_OUT, group),
         _mean(DECOUPLED, loss_ratios(runs, DECOUPLED, DILOCO), 1.0, 0.02, "=", PARTED, group),
@@ -79,6 +81,7 @@ def byte_rows(runs: Sequence[WayRun]) -> list[Row]:
     for way, expected, relation, source in (
         (DILOCO, 1 / H, "=", "1 / H"),
         (SPARSELOCO, 0.01, "<=", GOAL),
+        (SHORT, 0.01, "<=", GOAL),
         (
             NOLOCO,
             1 / H / (2 * 7 / 8),
@@ -180,7 +183,7 @@ def ways_table(runs: Sequence[WayRun]) -> Table:
     return Table(f"The end of training: {over}", columns, tuple(lines))
 
 
-_COLOURS = ("#8a949e", "#1b1f24", "#e0902b", "#cf3a3a", "#3b4cc0", "#2a9d5c", "#7b4fa0", "#3fa7b5")
+_COLOURS = ("#8a949e", "#1b1f24", "#e0902b", "#cf3a3a", "#3b4cc0", "#2a9d5c", "#7b4fa0", "#3fa7b5", "#b58a3f")
 
 
 def ways_figure(runs: Sequence[WayRun]) -> Figure:

@@ -57,6 +57,7 @@ STEP_S, JITTER = 0.1, 0.2
 
 EVERY_STEP, ALONE = "gradients, every step", "no averages"
 DILOCO, SPARSELOCO, NOLOCO = "DiLoCo", "SparseLoCo", "NoLoCo"
+SHORT = "SparseLoCo, for a short run"
 QUORATE, DECOUPLED, MULOCO = "DiLoCo with a quorum", "Decoupled DiLoCo", "MuLoCo"
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -65,6 +66,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "every": H,
         "outer": Outer(lr=0.4, momentum=0.0),
         "compress": TopK(64 / CHUNK, "chunked", "2bit", decay=0.95, resync=10, bypass=False),
+    },
+    SHORT: {
+        "every": H,
+        "outer": Outer(lr=3.0, momentum=0.0),
+        "compress": TopK(384 / CHUNK, "chunked", "2bit", decay=0.95, resync=0, bypass=False),
     },
     NOLOCO: {
         "every": H,
@@ -81,9 +87,12 @@ WAYS: dict[str, dict[str, Any]] = {
     MULOCO: {"every": H, "outer": Outer()},
     EVERY_STEP: {"every": 1, "average": "gradients", "align": False},
 }
-"""What ``crew.optimizer`` is asked for. MuLoCo's inner optimizers are Muon for the matrices of the layers and
-AdamW for the rest, each with averages of its own. Decoupled DiLoCo's learners run on their own clocks: none
-waits for an average. The first that is due begins one, and others bring what they have by then."""
+"""What ``crew.optimizer`` is asked for. SparseLoCo's settings are those of a run of 72 billion values.
+For a short run its steps are larger and less sparse: by .4, without momentum, a step is a twentieth of
+what DiLoCo's come to, and of a 64th of the values each is sent about once in 80 averages. MuLoCo's inner
+optimizers are Muon for the matrices of the layers and AdamW for the rest, each with averages of its own.
+Decoupled DiLoCo's learners run on their own clocks: none waits for an average. The first that is due
+begins one, and others bring what they have by then."""
 
 
 def every_of(way: str) -> int:

@@ -43,7 +43,7 @@ def test_reproduce_in_miniature_compares_and_writes_everything(tmp_path, monkeyp
     whole = Plan.of(quick=False, seeds=2)
     few = {case: min(count, 3) for case, count in whole.seeds.items() if case.n <= 16}
     monkeypatch.setattr(Plan, "of", staticmethod(lambda **how: Plan(few)))
-    monkeypatch.setattr(moshpit.moshpit_figure, "ERRORS_AT", errors_at)
+    monkeypatch.setattr(moshpit, "ERRORS_AT", errors_at)
     told, found = [], []
     monkeypatch.setattr(moshpit, "run_jobs", lambda *how: found.append(run_jobs(*how)) or found[-1])
     with monkeypatch.context() as cut, pytest.raises(OSError, match="full"):

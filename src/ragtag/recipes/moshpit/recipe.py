@@ -7,13 +7,14 @@ random groups. All numbers come from machines in a simulated world, with matchma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from ragtag.recipes.base import Progress, Report, require_counts
+from ragtag.recipes.base import Figure, Progress, Report, require_counts
+from ragtag.recipes.drawing import FAINT, INK, canvas, quiet, svg
 from ragtag.recipes.jobs import run_jobs
 from ragtag.recipes.moshpit import compare as moshpit_compare
-from ragtag.recipes.moshpit import figure as moshpit_figure
-from ragtag.recipes.moshpit.plan import Plan
+from ragtag.recipes.moshpit.plan import ERRORS, ERRORS_AT, Plan, Results, within_case
 
 SEEDS, SEEDS_QUICK = 10, 3
 """The reference has ten."""
@@ -38,6 +39,8 @@ NOTES = (
     "would have reduced stays as it was with the others of its group, and the outcome says so (mosaics).",
     "The reference keeps cells fixed; so do keys here while no two members of a group want one index.",
 )
+
+_COLOURS = {"moshpit": "#cf3a3a", "random groups": "#3b4cc0"}
 
 
 def reproduce(
@@ -82,9 +85,34 @@ def reproduce(
             *moshpit_compare.within_rows(results),
         ],
         tables=moshpit_compare.tables(results),
-        figures=moshpit_figure.figures(results),
+        figures=[variance_figure(results)],
         notes=list(NOTES),
         data={"runs": results.to_json()},
     )
     report.write(out)
     return report
+
+
+def variance_figure(results: Results) -> Figure:
+    """Variance by round, for whole rounds missed and for deaths within the round, beside the reference."""
+    drawn = canvas(8.0, 4.2)
+    ax = drawn.subplots()
+    for method, expected in ERRORS.items():
+        colour = _COLOURS[method]
+        found = results.variance(replace(ERRORS_AT, method=method))
+        ax.semilogy(range(len(found)), found, color=colour, linewidth=1.8, label=method)
+        ax.semilogy(range(len(expected)), expected, "o", color=colour, markerfacecolor="white", markersize=6)
+        case = within_case(method, ERRORS_AT.n, ERRORS_AT.sides, ERRORS_AT.p)
+        if case in results.runs:
+            within = results.variance(case)
+            label = f"{method}, deaths within the round"
+            ax.semilogy(range(len(within)), within, color=colour, linewidth=1.4, linestyle="--", label=label)
+    ax.set_xlabel("round", color=FAINT)
+    ax.set_ylabel("variance over peers", color=FAINT)
+    quiet(ax)
+    ax.legend(frameon=False, labelcolor=INK, fontsize=9)
+    caption = (
+        "1,024 peers in groups of 32, each away with probability 0.005 in a round: variance over peers, mean "
+        "over seeds. Circles: the reference."
+    )
+    return Figure("variance", caption, svg(drawn))

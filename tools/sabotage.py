@@ -1477,6 +1477,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_finish.py", "-k", "far_round"),
     ),
     Sabotage(
+        "finish: peers that never trained have a voice",
+        "src/ragtag/training/state/whole.py",
+        "stand in stands.items() if stand.trained} or stands",
+        "stand in stands.items()}",
+        ("tests/training/test_whole.py", "-k", "do_not_undo"),
+    ),
+    Sabotage(
+        "finish: what one that ends had claimed is lost to the others",
+        "src/ragtag/app/crew/peer.py",
+        "            self.data.give_back()  #",
+        "            #",
+        ("tests/app/crew/test_finish.py", "-k", "had_claimed"),
+    ),
+    Sabotage(
         "epochs: one that lies is believed",
         "src/ragtag/training/samples/answers.py",
         "by_two = sorted(told.values())[-2:-1] or [0]",

@@ -10,7 +10,7 @@ import pytest
 
 from ragtag.core import seed as random
 from ragtag.training.samples.blocks import Pace
-from ragtag.training.samples.pool import Over, Tell, Use
+from ragtag.training.samples.pool import Over, Tell, Use, Wait
 from tests.training.drawers import Drawers, deck_of, shards_of
 
 SIZE = 2  # samples of a block
@@ -182,6 +182,8 @@ def test_an_epoch_that_is_broken_off_gives_back_what_it_had_claimed() -> None:
         hall.run(hall.now_s + 0.02)
     tell = pool.give_back()
     pool.posted(hall.now_s, hall.post(0, 0, tell.blob))
+    left = pool.settle(hall.now_s, hall.boards[0].notices(0), {0, 1})
+    assert isinstance(left, Wait), "one that ended now might take it along: a post before is under way"
     hall.run(hall.now_s + 5.0)
     assert len(crew.drawn[0]) == 40 - drew
     while isinstance(action := pool.settle(hall.now_s, hall.boards[0].notices(0), {0, 1}, True), Tell):

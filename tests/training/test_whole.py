@@ -17,6 +17,7 @@ from ragtag.training.state.whole import (
     is_current,
     joined_digest,
     kept_up,
+    reached,
     source_of,
 )
 
@@ -75,6 +76,21 @@ def test_the_newest_that_most_hold_is_taken() -> None:
     assert not alike(stands)
     del stands[2]
     assert source_of(stands) == 0  # as many hold either: the lowest peer's
+
+
+def test_peers_that_never_trained_do_not_undo_the_training_of_one_that_did() -> None:
+    """As where there are fewer batches than peers. They hold what all began with, and most hold that."""
+    idle = Stand("first")
+    for busy in (Stand("learned", current=0, round=0), Stand("learned", current=20, since=3, round=20)):
+        stands = {0: idle, 1: busy, 2: idle}
+        assert reached(stands) == busy.round
+        assert source_of(stands) == 1
+        assert [is_current(stand, stands) for stand in stands.values()] == [False, True, False]
+    steps = {0: idle, 1: Stand("learned", since=3), 2: Stand("learned too", since=3)}
+    assert [is_current(stand, steps) for stand in steps.values()] == [False, True, True]
+    nobody = {0: Stand("other"), 1: idle, 2: idle}
+    assert source_of(nobody) == 1, "where none has trained most count"
+    assert all(is_current(stand, nobody) for stand in nobody.values())
 
 
 def test_rounds_alone_make_no_model_newer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,15 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import ragtag
 from ragtag.app.crew import finish as ending
+from ragtag.app.crew import peer as peer_module
 from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
+from ragtag.app.environment.announce import Announcer, Reached, read_announcements
 from ragtag.core.types import Joined, Posted
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.standing import END
@@ -735,6 +739,66 @@ def test_alone_there_is_nothing_to_agree_on() -> None:
     assert (found.alike, found.peers) == (True, (0,))
     assert str(found).startswith("this peer ends alone, with model ")
     assert ending.finish(transport, [], 0.0, 1.0).digest == ""
+
+
+def test_a_launcher_is_told_of_an_average_where_the_last_one_is_the_only_one() -> None:
+    pipes = [os.pipe() for _ in range(2)]
+
+    def told(peer: int) -> list[Reached]:
+        return [announcement.reached for announcement in read_announcements(os.read(pipes[peer][0], 1 << 10))]
+
+    def work(transport: DriverTransport) -> list[Reached]:
+        me, (_, write) = transport.me, pipes[transport.me]
+        place, tells = Place(me, 2, "test", seed=1), Announcer(me, write)
+        crew = ragtag.Crew(Peer(place, transport, None, None, 0.0, announcer=tells))
+        model = model_of(seed=0)
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model, every=5)
+        step(model, optimizer, me)
+        os.write(write, b"0 ready\n")  # so that there is something to read
+        before = told(me)
+        crew.finish()
+        os.close(write)
+        return before
+
+    with Crew(2) as crew:
+        before = all_at_once(transports(crew), work)
+    for peer, (read, _) in enumerate(pipes):
+        assert Reached.AVERAGED not in before[peer]
+        assert told(peer) == [Reached.AVERAGED]
+        os.close(read)
+
+
+def test_what_one_that_ends_had_claimed_is_used_while_it_waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, real = threading.Event(), peer_module.finish
+    samples = 200
+
+    def finishing(*given: Any) -> Finished:
+        waits.set()
+        return real(*given)
+
+    monkeypatch.setattr(peer_module, "finish", finishing)
+
+    def work(transport: DriverTransport) -> int:
+        crew = crew_of(transport)
+        model = model_of(seed=0)
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model)
+        optimizer.average()
+        split = crew.split(DataLoader(TensorDataset(torch.arange(float(samples))), batch_size=2))
+        drew = 0
+        if transport.me == 1:
+            assert waits.wait(PATIENCE_S)
+        for (batch,) in split:
+            drew += len(batch)
+            if transport.me == 0 and drew >= samples // 4:
+                break
+        crew.leave()
+        return drew
+
+    with Crew(2) as crew:
+        drew = all_at_once(transports(crew), work)
+    assert sum(drew.values()) == samples
 
 
 def test_a_crew_finishes_when_it_is_left(tmp_path: Any) -> None:

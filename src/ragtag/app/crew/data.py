@@ -150,6 +150,11 @@ class Data:
             portion.moved(self._transport.me)
         self.epochs.moved()
 
+    def give_back(self) -> None:
+        """Others may use what this peer has claimed and not drawn."""
+        for portion in self._portions:
+            portion.give_back()
+
     def close(self) -> None:
         """This peer ends: it claims no more samples."""
         for portion in self._portions:

@@ -211,6 +211,7 @@ def finish(
         behind=behind,
         moved=max(what.whole.moved(values) for what, values in before if what.whole is not None),
         rounds={what.name: last_round(_of(first, what.name)) for what in ours},
+        trained=any(stand.trained for stands in first.values() for stand in stands.values()),
     )
 
 

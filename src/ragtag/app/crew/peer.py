@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -448,12 +448,13 @@ class Peer:
             if deadline_s is None:
                 deadline_s = self.transport.deadline_s
             trained_s = time.monotonic() - self._began_s
+            self.data.give_back()  # others that still train would come to their epoch's end without it
             # one that comes now would else have no state: none is left after a round any more
             found = self._finished = finish(
                 self.transport, self._averaged, deadline_s, trained_s, self.keeper.offer_last
             )
-            if self.transport.late and len(found.peers) > 1:  # nothing may have been left to average
-                self.took_part()
+            if len(found.peers) > 1 and (found.trained or self.transport.late):
+                self.took_part()  # if it had no round before: too few steps, no samples, or it came last
             self._tell_finished(found)
         return self._finished
 
@@ -492,6 +493,7 @@ class Peer:
                 rest.callback(self._donor.close, deadline_s)
             if not failed:
                 stands += [what.stand() for what in self._averaged if what.whole is not None]
+            with suppress(DriverFailed) if failed else nullcontext():  # that has been said
                 self.data.close()
 
     def _tell_persons(self) -> None:

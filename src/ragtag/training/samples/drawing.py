@@ -91,11 +91,17 @@ class Drawer:
             else:
                 look_s = self._pause(look_s)
 
+    def give_back(self) -> bool:
+        """Give back what is claimed and not used. Whether there is anybody to tell of it."""
+        if self._alone_for_good or not self._deck.sizes or not self._pool.entered:
+            return False
+        self._tell(self._pool.give_back())
+        return True
+
     def close(self, deadline_s: float) -> None:
         """Give back what is claimed and not used; report all by ``deadline_s``."""
-        if self._alone_for_good or not self._deck.sizes or not self._pool.entered:
+        if not self.give_back():
             return
-        self._tell(self._pool.give_back())
         until_s, look_s = self._peers.now_s() + deadline_s, _LOOK_FIRST_S
         while True:
             now_s = self._peers.now_s()

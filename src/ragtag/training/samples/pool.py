@@ -171,7 +171,8 @@ class Pool:
     def settle(
         self, now_s: float, notices: Notices, live: Iterable[int], force: bool = False
     ) -> Tell | Wait | Over:
-        """Between epochs: help to report those that are over. ``Over``: all are reported.
+        """Between epochs: help to report those that are over. ``Over``: all are reported, and the others know
+        what this peer told last, or a measured time for that is over.
 
         force: report them now, as they are known.
         """
@@ -181,7 +182,8 @@ class Pool:
         self._close(force)
         if self._closing.ready > self._said_ready or self._unsaid:
             return self._tell()
-        return Over() if self._closing.closed >= self.epoch + self._ended else Wait()
+        told = force or self._answers.enough_know(self._awaited)
+        return Over() if told and self._closing.closed >= self.epoch + self._ended else Wait()
 
     def give_back(self) -> Tell:
         """Nothing more will be drawn: what is claimed and not used is given back."""

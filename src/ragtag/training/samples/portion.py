@@ -250,6 +250,11 @@ class Portion:
             self._drawer.stop()
             self._deal(self._all, self.ordinal)
 
+    def give_back(self) -> None:
+        """Others may use what is claimed here and was not drawn."""
+        if self._all is not None:
+            self._drawer.give_back()
+
     def close(self, deadline_s: float = 1.0) -> None:
         """Nothing more will be drawn: give back what is claimed, and report what epochs came to.
 

@@ -133,6 +133,11 @@ class Stand(msgspec.Struct, frozen=True):
     since: int = 0
     round: int = -1
 
+    @property
+    def trained(self) -> bool:
+        """Whether its values are any others than those that all began with."""
+        return self.round >= 0 or self.since > 0
+
 
 def met_others(outcome: Outcome, me: PeerId) -> bool:
     """Whether values of others are in what a round came to."""
@@ -156,12 +161,21 @@ def kept_up(before: int, outcome: Outcome, me: PeerId) -> int:
 Stands = Mapping[PeerId, Stand]
 
 
+def _voices(stands: Stands) -> Stands:
+    """The peers that have trained, as where there are fewer batches than peers; all, where none has.
+
+    Others have what all began with. As many as these may be, training is not undone by them.
+    """
+    return {peer: stand for peer, stand in stands.items() if stand.trained} or stands
+
+
 def reached(stands: Stands) -> int:
     """The round that the crew has come to: the middle one of the peers that have kept up to their end.
 
     One peer's rounds alone, which it adds while all others have ended, do not make theirs old. Of two peers
-    the one that went on counts.
+    the one that went on counts. Peers that have not trained do not.
     """
+    stands = _voices(stands)
     kept = [stand.current for stand in stands.values() if stand.current >= stand.round]
     return median_high(kept or [stand.current for stand in stands.values()])
 
@@ -177,11 +191,11 @@ def last_round(stands: Stands) -> int:
 
 
 def is_current(stand: Stand, stands: Stands) -> bool:
-    """Whether a peer's values count: it has kept up with the others.
+    """Whether a peer's values count: it has trained, if anybody has, and kept up with the others.
 
     The bound is that of rounds: a peer that skipped more takes, and does not give.
     """
-    return stand.current >= reached(stands) - CATCH_UP
+    return stand in _voices(stands).values() and stand.current >= reached(stands) - CATCH_UP
 
 
 def source_of(stands: Stands) -> PeerId:
@@ -190,6 +204,7 @@ def source_of(stands: Stands) -> PeerId:
     Of those that have come as far as the crew it is one whose values most have, then one that added least
     alone, then the lowest.
     """
+    stands = _voices(stands)
     there = {peer: stand for peer, stand in stands.items() if stand.current >= reached(stands)}
     counts = Counter(stand.digest for stand in stands.values() if is_current(stand, stands))
     return min(there, key=lambda peer: (-counts[there[peer].digest], there[peer].current, peer))
@@ -210,6 +225,7 @@ class Finished:
     behind: how many rounds each of these had missed in which others averaged, where it is more than none.
     moved: by which share of its norm this peer's model changed when it took the agreed one.
     rounds: the last round that the crew has made, of each model by name.
+    trained: whether any of these peers had trained, so that the model is more than what all began with.
     """
 
     digest: str = ""
@@ -218,6 +234,7 @@ class Finished:
     behind: Mapping[PeerId, int] = field(default_factory=dict)
     moved: float = 0.0
     rounds: Mapping[str, int] = field(default_factory=dict)
+    trained: bool = False
 
     def __str__(self) -> str:
         others = len(self.peers) - 1

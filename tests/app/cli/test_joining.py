@@ -12,6 +12,7 @@ import pytest
 from ragtag.app.cli.start import VARIABLE, hide, token_text
 from ragtag.app.crew.auxiliary import Assistance
 from ragtag.app.invitation.token import Token, encode, new_key
+from ragtag.app.report import build_report
 from tests.app.command import error_of, invoke
 
 TOKEN = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
@@ -179,6 +180,34 @@ def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, TOKEN)
     result = invoke("join", TOKEN, "train.py")
     assert result.code == 2 and "give it once" in result.err
+
+
+def test_a_token_that_is_given_twice_is_not_run_as_a_script(
+    monkeypatch: pytest.MonkeyPatch, joined: list[tuple[str, list[str], dict[str, object]]]
+) -> None:
+    """Its traceback would show the crew's key."""
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    Path("token.txt").write_text(f"{TOKEN}\n")
+    Path("run").mkdir()
+    for given in ("token.txt", "run"):
+        for args in ((given, "train.py"), ("-n", "2", given, "-m", "my.train"), (given,)):
+            said = error_of(invoke("join", *args, width=300))
+            assert f"the token is given twice: by {VARIABLE}, and by {given}. Leave {given} out" in said
+    Path("program").mkdir()
+    for name in ("train.py", "program/__main__.py"):
+        Path(name).touch()
+    for args in (("train.py", "token.txt"), ("program",), ("-m", "run")):
+        assert invoke("join", *args).code == 0
+    assert [argv for _, argv, _ in joined] == [["train.py", "token.txt"], ["program"], ["-m", "run"]]
+
+
+def test_no_token_gets_into_the_trace_or_the_report() -> None:
+    Path("train.py").write_text(f"raise ValueError('of {TOKEN}')\n")
+    assert invoke("run", "-n", "1", "-o", "run", "train.py", LONG).code == 1
+    page = build_report(Path("run")).read_text(encoding="utf-8")
+    for text in (page, *(path.read_text() for path in Path("run").glob("*.jsonl"))):
+        assert TOKEN not in text and LONG not in text
+    assert "ValueError: of TOKEN" in page
 
 
 def test_a_new_crews_token_cannot_end() -> None:

@@ -136,6 +136,8 @@ def join(
         for name in (name for name, value in given.items() if value):
             raise ValueError(f"{name} is for peers that train; an auxiliary computes nothing: leave one out")
 
+    if token == VARIABLE and script is not None and not module:
+        _require_script(script)
     try:
         text, said = usable(Path(token) if is_folder(token) else given_token(token))
     except (RunOver, NotLetIn) as error:
@@ -409,6 +411,21 @@ def _is(given: str, what: Callable[[Path], bool]) -> bool:
         return bool(given) and _TOKEN.match(given) is None and what(Path(given))
     except OSError:
         return False
+
+
+def _require_script(given: str) -> None:
+    """Refuse a TOKEN where the environment has one: in the place of a SCRIPT it would be run as Python.
+
+    Raises:
+        ValueError: it is a file with a token, or a run's folder.
+    """
+    program = _is(given, lambda path: (path / "__main__.py").exists())
+    if (is_folder(given) and not program) or (
+        _is(given, Path.is_file) and _TOKEN.match(token_text(given)) is not None
+    ):
+        raise ValueError(
+            f"the token is given twice: by {VARIABLE}, and by {given}. Leave {given} out, or unset {VARIABLE}"
+        )
 
 
 def given_token(given: str) -> str:

@@ -13,6 +13,7 @@ from ragtag.app.cli.start import VARIABLE, hide, token_text
 from ragtag.app.crew.auxiliary import Assistance
 from ragtag.app.invitation.token import Token, encode, new_key
 from ragtag.app.report import build_report
+from ragtag.app.tracefile import read_run
 from tests.app.command import error_of, invoke
 
 TOKEN = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
@@ -65,8 +66,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
     """Each call: the token, what is run, and options that are not as by default."""
     calls: list[tuple[str, list[str], dict[str, object]]] = []
 
-    def launch(argv: list[str], name: str, peers: int, *rest: object, env: object) -> None:
-        assert not env
+    def launch(argv: list[str], name: str, peers: int, *rest: object, env: object, command: str) -> None:
+        assert not env and TOKEN not in command
         folder, token = rest[3], rest[-1]
         options = {"peers": peers, "folder": folder}
         calls.append((str(token), argv, {k: v for k, v in options.items() if v not in (1, None)}))
@@ -97,6 +98,29 @@ def test_options_stand_before_the_script_and_what_follows_it_is_the_scripts(
         args = args[1:]
     assert invoke("join", *args).code == 0
     assert joined == [(TOKEN, ["train.py", "-o", "x", "--lr", "1"], {"peers": 3, "folder": Path("B1")})]
+
+
+@pytest.mark.parametrize(
+    ("args", "typed"),
+    [
+        (("run", "-n", "2", "--seed", "7", "train.py", "a b"), "ragtag run -n 2 --seed 7 train.py 'a b'"),
+        (("join", "token.txt", "-n", "2", "train.py", "$x"), "ragtag join token.txt -n 2 train.py '$x'"),
+        (("join", TEXTS[2], "train.py"), "ragtag join TOKEN train.py"),
+        (("join", "train.py", "-n", "2"), "ragtag join train.py -n 2"),
+    ],
+)
+def test_the_trace_says_what_was_typed_without_a_token(
+    args: tuple[str, ...], typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragtag.app.invitation.invite.usable", lambda given: (given, ""))
+    if args[:2] == ("join", "train.py"):
+        monkeypatch.setenv(VARIABLE, TOKEN)
+    Path("token.txt").write_text(TOKEN)
+    Path("train.py").write_text("raise SystemExit(1)")
+    invoke(*args)
+    (folder,) = Path("runs").iterdir()
+    run = read_run(folder).run
+    assert run is not None and run.command == typed
 
 
 def test_a_module_comes_after_the_token_too(joined: list[tuple[str, list[str], dict[str, object]]]) -> None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ragtag.app.cli import options
-from ragtag.app.cli.common import Command, fail, plain_errors, print_json
+from ragtag.app.cli.common import Command, fail, plain_errors, print_json, words_typed
 
 if TYPE_CHECKING:
     from ragtag.app.invitation.token import Token
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 import ctypes
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,6 +54,7 @@ def demo(
 
 @plain_errors
 def run(
+    ctx: typer.Context,
     script: options.Script,
     args: options.ScriptArgs = None,
     peers: options.Peers = 2,
@@ -90,12 +92,13 @@ def run(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
         as_json, listen, None,
         _placement(on, listen, cpus_per_peer, gpus_per_peer, restarts, working_dir),
-        min_peers, restarts if on is None else None,
+        min_peers, restarts if on is None else None, command=_again(ctx),
     )  # fmt: skip
 
 
 @plain_errors
 def join(
+    ctx: typer.Context,
     token: options.TokenText,
     script: options.ScriptToJoin = None,
     args: options.ScriptArgs = None,
@@ -150,7 +153,7 @@ def join(
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
-        as_json, "", text, env={"RAGTAG_ROLE": "client"} if client else {},
+        as_json, "", text, env={"RAGTAG_ROLE": "client"} if client else {}, command=_again(ctx),
     )  # fmt: skip
 
 
@@ -265,6 +268,11 @@ def _holder(given: str) -> Token:
     return decode(newest_token(Path(given)) if is_folder(given) else given_token(given))
 
 
+def _again(ctx: typer.Context) -> str:
+    """What to type to run this again, for the trace, which others may read: without a token."""
+    return shlex.join("TOKEN" if _TOKEN.match(word) else word for word in words_typed(ctx))
+
+
 def _launch(
     argv: list[str],
     name: str,
@@ -281,11 +289,13 @@ def _launch(
     min_peers: int = 1,
     restarts: int | None = None,
     env: Mapping[str, str] | None = None,
+    command: str = "",
 ) -> None:
     """What ``run`` and ``join`` share.
 
     placement: on Ray.
     restarts, env: on this machine.
+    command: what was typed.
     """
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
@@ -318,6 +328,7 @@ def _launch(
             on_error=on_error,
             on_event=view.show,
             min_peers=min_peers,
+            command=command,
         )
     alike = models(folder) if result.finished else ""  # a peer that was ended early never agreed on one
     if as_json:
@@ -380,6 +391,7 @@ class JoinCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Bring the arguments into the order that the parser knows: options, TOKEN, SCRIPT, its arguments."""
+        self.keep_words(ctx, args)
         options, rest = self._parted(ctx, args)
         if "--" not in options:
             if os.environ.get(VARIABLE):

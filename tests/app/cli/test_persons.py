@@ -64,6 +64,9 @@ def test_what_cannot_be_meant_is_said() -> None:
     held = written(holder())
     for args, said in (
         (("invite", "--for", "alice"), "ragtag invite --for NAME --days N HOLDER"),
+        (("invite", "--for", "alice", "--minutes", "3", held), "--minutes is of an invitation; the end of"),
+        (("invite", "--for", "alice", "--minutes", "3"), "--minutes is of an invitation; the end of"),
+        (("invite", "--for", "alice", "--persons", held), "--persons is for a new crew, and --for NAME is"),
         (("invite", "--persons", "run"), "--persons is for a new crew"),
         (("invite", "--for", "alice", crew), "cannot let persons in: only the one that"),
         (("invite", "--for", "bob", alice), "cannot let persons in"),

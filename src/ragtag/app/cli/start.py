@@ -199,13 +199,13 @@ def invite(
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, for_person, invitation_to, new_invitation, shown
 
+    if person is not None:
+        _check_for_person(run_folder, minutes, persons)
     if run_folder is None and minutes is not None:
         raise ValueError(
             "the token of a new crew holds its key, and cannot end; begin the crew, then: ragtag invite RUN "
             "--minutes N"
         )
-    if person is not None and (persons or minutes is not None or run_folder is None):
-        raise ValueError("--for NAME is of a crew that there is: ragtag invite --for NAME --days N HOLDER")
     if persons and run_folder is not None:
         raise ValueError("--persons is for a new crew, and RUN is one that there is: give one of them")
     if days is not None and person is None:
@@ -227,6 +227,26 @@ def invite(
         print_json(token.to_json())
     else:
         shown(token, Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+def _check_for_person(holder: str | None, minutes: int | None, persons: bool) -> None:
+    """Refuse what does not go with ``--for``.
+
+    Raises:
+        ValueError: no holder's token, or an option of another kind of token.
+    """
+    if persons:
+        raise ValueError(
+            "--persons is for a new crew, and --for NAME is of one that there is: give one of them"
+        )
+    if minutes is not None:
+        raise ValueError(
+            "--minutes is of an invitation; the end of a person's token (--for NAME) is --days N"
+        )
+    if holder is None:
+        raise ValueError(
+            "--for NAME needs the token of the crew's holder: ragtag invite --for NAME --days N HOLDER"
+        )
 
 
 @plain_errors

@@ -383,7 +383,9 @@ def leaderboard(summary: Summary) -> str:
     ]
     caption = (
         "Samples that each person has contributed. They are what the person's own peers say of themselves: "
-        f"peer {told.peer} has heard it and added it up, and nobody can check it."
+        f"peer {told.peer} has heard it and added it up, last at {clock(told.t)}, and nobody can check it. "
+        "A peer tells its samples every ten seconds: those since are left out where it ended without a "
+        "word, or was put out."
     )
     heads = [("Person", ""), ("Samples", "n"), ("Share", "n"), ("Processes", "n")]
     return f'<section><h2>Persons</h2><p class="cap">{caption}</p>{table(heads, rows)}</section>'

@@ -175,6 +175,17 @@ def test_an_undecodable_file_name_and_a_long_text_are_written_all_the_same() -> 
     assert isinstance(long, trace.Error) and long.detail.endswith("... (3000000 characters)")
 
 
+def test_an_invitation_is_not_written() -> None:
+    secret = "a2b3" * 20
+    for token in (f"ragtag2-{secret}", f"RAGTAG2-{secret.upper()}"):
+        line = trace.encode(trace.Error(t=0.0, peer=1, what=token, detail=f"\n{token}\n'{token}'"))
+        assert trace.Decoder().decode(line) == trace.Error(
+            t=0.0, peer=1, what="TOKEN", detail="\nTOKEN\n'TOKEN'"
+        )
+    name = trace.Run(t=0.0, world="live", name="ragtag2-otters", seed=0, peers=1, method="")
+    assert b'"ragtag2-otters"' in trace.encode(name)
+
+
 def test_a_kind_of_a_newer_version_is_tolerated_and_counted() -> None:
     decoder = trace.Decoder()
     record = decoder.decode(b'{"kind":"weather","t":3.5,"peer":1,"sky":"grey"}')

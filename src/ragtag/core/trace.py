@@ -11,6 +11,7 @@ machine, and a *run* also what moves between machines.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,6 +23,8 @@ VERSION = 2
 LINE_BYTES_MAX = 1 << 20
 """A longer line is damage. ``encode`` shortens texts so that none comes about."""
 TEXT_CHARS_MAX = 16_384
+_SECRET = re.compile(rb"ragtag\d+-[a-z2-7]{16,}", re.IGNORECASE)
+"""An invitation (``ragtag.app.invitation.token``). It holds a key, and traces and reports are passed on."""
 
 CREW = -1
 """The ``peer`` of a record that is about the whole crew."""
@@ -572,7 +575,8 @@ def encode(record: Record) -> bytes:
     """One line of JSON, newline and all; at most ``LINE_BYTES_MAX`` bytes.
 
     A loss or accuracy that is not finite becomes null. Texts are shortened to ``TEXT_CHARS_MAX`` characters
-    if the line would be too long.
+    if the line would be too long. ``TOKEN`` stands for an invitation, as in the traceback of a script that
+    was given one.
 
     Raises:
         ValueError: a time or share is not finite, or the record is of a kind of another version.
@@ -592,7 +596,7 @@ def encode(record: Record) -> bytes:
         line = _encoder.encode(_cleaned(record))
     if len(line) >= LINE_BYTES_MAX:
         raise ValueError(f"trace: a {kind_of(record)!r} record of {len(line)} bytes; shorten its config")
-    return line + b"\n"
+    return _SECRET.sub(b"TOKEN", line) + b"\n"
 
 
 def _clean(text: str) -> str:

@@ -12,6 +12,8 @@ import pytest
 from ragtag.app.cli.start import VARIABLE, hide, token_text
 from ragtag.app.crew.auxiliary import Assistance
 from ragtag.app.invitation.token import Token, encode, new_key
+from ragtag.app.report import build_report
+from ragtag.app.tracefile import read_run
 from tests.app.command import error_of, invoke
 
 TOKEN = encode(Token((("127.0.0.1", 4321),), "otters", new_key()))
@@ -64,8 +66,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
     """Each call: the token, what is run, and options that are not as by default."""
     calls: list[tuple[str, list[str], dict[str, object]]] = []
 
-    def launch(argv: list[str], name: str, peers: int, *rest: object, env: object) -> None:
-        assert not env
+    def launch(argv: list[str], name: str, peers: int, *rest: object, env: object, command: str) -> None:
+        assert not env and TOKEN not in command
         folder, token = rest[3], rest[-1]
         options = {"peers": peers, "folder": folder}
         calls.append((str(token), argv, {k: v for k, v in options.items() if v not in (1, None)}))
@@ -96,6 +98,29 @@ def test_options_stand_before_the_script_and_what_follows_it_is_the_scripts(
         args = args[1:]
     assert invoke("join", *args).code == 0
     assert joined == [(TOKEN, ["train.py", "-o", "x", "--lr", "1"], {"peers": 3, "folder": Path("B1")})]
+
+
+@pytest.mark.parametrize(
+    ("args", "typed"),
+    [
+        (("run", "-n", "2", "--seed", "7", "train.py", "a b"), "ragtag run -n 2 --seed 7 train.py 'a b'"),
+        (("join", "token.txt", "-n", "2", "train.py", "$x"), "ragtag join token.txt -n 2 train.py '$x'"),
+        (("join", TEXTS[2], "train.py"), "ragtag join TOKEN train.py"),
+        (("join", "train.py", "-n", "2"), "ragtag join train.py -n 2"),
+    ],
+)
+def test_the_trace_says_what_was_typed_without_a_token(
+    args: tuple[str, ...], typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragtag.app.invitation.invite.usable", lambda given: (given, ""))
+    if args[:2] == ("join", "train.py"):
+        monkeypatch.setenv(VARIABLE, TOKEN)
+    Path("token.txt").write_text(TOKEN)
+    Path("train.py").write_text("raise SystemExit(1)")
+    invoke(*args)
+    (folder,) = Path("runs").iterdir()
+    run = read_run(folder).run
+    assert run is not None and run.command == typed
 
 
 def test_a_module_comes_after_the_token_too(joined: list[tuple[str, list[str], dict[str, object]]]) -> None:
@@ -179,6 +204,34 @@ def test_a_token_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, TOKEN)
     result = invoke("join", TOKEN, "train.py")
     assert result.code == 2 and "give it once" in result.err
+
+
+def test_a_token_that_is_given_twice_is_not_run_as_a_script(
+    monkeypatch: pytest.MonkeyPatch, joined: list[tuple[str, list[str], dict[str, object]]]
+) -> None:
+    """Its traceback would show the crew's key."""
+    monkeypatch.setenv(VARIABLE, TOKEN)
+    Path("token.txt").write_text(f"{TOKEN}\n")
+    Path("run").mkdir()
+    for given in ("token.txt", "run"):
+        for args in ((given, "train.py"), ("-n", "2", given, "-m", "my.train"), (given,)):
+            said = error_of(invoke("join", *args, width=300))
+            assert f"the token is given twice: by {VARIABLE}, and by {given}. Leave {given} out" in said
+    Path("program").mkdir()
+    for name in ("train.py", "program/__main__.py"):
+        Path(name).touch()
+    for args in (("train.py", "token.txt"), ("program",), ("-m", "run")):
+        assert invoke("join", *args).code == 0
+    assert [argv for _, argv, _ in joined] == [["train.py", "token.txt"], ["program"], ["-m", "run"]]
+
+
+def test_no_token_gets_into_the_trace_or_the_report() -> None:
+    Path("train.py").write_text(f"raise ValueError('of {TOKEN}')\n")
+    assert invoke("run", "-n", "1", "-o", "run", "train.py", LONG).code == 1
+    page = build_report(Path("run")).read_text(encoding="utf-8")
+    for text in (page, *(path.read_text() for path in Path("run").glob("*.jsonl"))):
+        assert TOKEN not in text and LONG not in text
+    assert "ValueError: of TOKEN" in page
 
 
 def test_a_new_crews_token_cannot_end() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ragtag.app.invitation.token import TOKEN_FILE, Token, decode, encode, new_key
+from ragtag.app.tracefile import TraceWriter
+from ragtag.core import trace
 from ragtag.protocols.membership.passes import Passes, public_of
 from tests.app.command import error_of, invoke
 from tests.app.processes import until
@@ -58,12 +60,27 @@ def test_a_runs_folder_serves_in_place_of_the_token() -> None:
     assert decode(encode(alice.for_processes(1.0))) == alice
 
 
+def test_the_holders_token_of_a_crew_that_runs_is_said_to_be_the_holders() -> None:
+    Path("run").mkdir()
+    written(holder(), f"run/{TOKEN_FILE}")
+    with TraceWriter(Path("run/crew.jsonl")) as live:
+        live.write(trace.Join(t=0.0))
+        result = invoke("invite", "run", width=300)
+    assert result.code == 0 and decode(result.out.strip()).signing
+    said = " ".join(result.err.split())
+    assert "takes persons only. This is its holder's own token, for your eyes only" in said
+    assert "ragtag invite --for alice" in said and "new crew" not in said.lower() and "begin" not in said
+
+
 def test_what_cannot_be_meant_is_said() -> None:
     crew = written(Token((("127.0.0.1", 4321),), "otters", new_key(), begins=True), "crew.txt")
     alice = written(holder().for_person("alice", int(time.time()) + 60, time.time()), "alice.txt")
     held = written(holder())
     for args, said in (
         (("invite", "--for", "alice"), "ragtag invite --for NAME --days N HOLDER"),
+        (("invite", "--for", "alice", "--minutes", "3", held), "--minutes is of an invitation; the end of"),
+        (("invite", "--for", "alice", "--minutes", "3"), "--minutes is of an invitation; the end of"),
+        (("invite", "--for", "alice", "--persons", held), "--persons is for a new crew, and --for NAME is"),
         (("invite", "--persons", "run"), "--persons is for a new crew"),
         (("invite", "--for", "alice", crew), "cannot let persons in: only the one that"),
         (("invite", "--for", "bob", alice), "cannot let persons in"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from ragtag.app.demo import DemoError, DemoPlan, run_demo
 from ragtag.app.demo.processes import Processes
 from ragtag.app.report import report_json
+from ragtag.app.tracefile import read_run
 from ragtag.core.faults import Faults
 
 SMALL = DemoPlan(
@@ -46,6 +48,8 @@ def test_a_peer_that_leaves_nothing_is_named_with_what_it_said(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")  # no torch here
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    processes = Processes(SMALL, tmp_path / "demo", Console(file=io.StringIO()), live=False)
+    processes = Processes(replace(SMALL, seed=7), tmp_path / "demo", Console(file=io.StringIO()), live=False)
     with pytest.raises(DemoError, match=r"(?s)calm: peer 0, 1, 2 did not end as it should:.*\[0\].*torch"):
         processes.crew("calm", Faults(), "a story")
+    run = read_run(tmp_path / "demo" / "calm").run
+    assert run is not None and run.command == "ragtag demo --seed 7"

@@ -323,15 +323,20 @@ def test_the_table_says_how_far_an_estimate_was_off(capsys: pytest.CaptureFixtur
     ("arguments", "match"),
     [
         (("--crew", "x", "--rate", "1Mbit"), "give one of --rate, --run and --crew"),
-        pytest.param(("--crew", "no-token"), "is no token", marks=pytest.mark.slow),
+        (("--crew", "no-token"), "'no-token' is no file, and is no token"),
+        (("--crew", "train.py"), "what is in train.py is no token"),
+        (("--crew", ""), "give TOKEN"),
     ],
 )
-def test_wrong_usage_is_one_line(
-    arguments: tuple[str, ...], match: str, capfd: pytest.CaptureFixture[str]
+def test_wrong_usage_is_one_line_and_joins_no_crew(
+    arguments: tuple[str, ...], match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.run", lambda *args, **options: pytest.fail("a process was started"))
+    Path("train.py").write_text("print(1)")
     result = invoke("probe", "--parameters", "1k", *arguments)
     assert result.code == 2
-    assert match in error_of(result) + capfd.readouterr().err
+    assert match in " ".join(result.err.split())
 
 
 def test_a_broken_table_ends_the_command_before_anything_is_measured(tmp_path: Path) -> None:

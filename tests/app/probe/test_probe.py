@@ -239,6 +239,14 @@ def test_the_table_fits_a_terminal_and_says_what_would_be_sent() -> None:
     assert "numba" not in several and "numba" in shown(replace(FOUND, compiled=False))
 
 
+def test_the_table_fits_into_80_columns_with_the_longest_names_and_figures() -> None:
+    costs = [Cost("reused threshold, int8", 1_090, 8.23e-6, 44.4e-6, 37.7e-6)]
+    lines = shown(replace(FOUND, costs=costs, rate_bytes_per_s=3.95e6 / 8)).splitlines()
+    head, row = (next(line for line in lines if at in line) for at in ("break-even", "reused"))
+    assert head.split() == ["message", "select", "code", "break-even", "3.95", "Mbit/s"]
+    assert "8.23 µs" in row and "…" not in "".join(lines)
+
+
 def test_json_says_the_same() -> None:
     told = json.loads(json.dumps(replace(FOUND, rate_bytes_per_s=1e5).to_json(), allow_nan=False))
     assert told["sent_at_rate"] == "top-k" and told["dense_round_s"] == 60.0

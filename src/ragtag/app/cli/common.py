@@ -44,15 +44,25 @@ def examples(*lines: str, codes: str = _EXIT_CODES) -> str:
     return "\n".join(["[bold]Examples[/bold]", *shown]) + f"\n\n{codes}"
 
 
+_WORDS = "ragtag.words"
+
+
+def words_typed(ctx: typer.Context) -> list[str]:
+    """The command line, word by word, without options of ``ragtag`` itself."""
+    return list(ctx.meta[_WORDS])
+
+
 class Command(TyperCommand):
     """A command of which no argument or option may be empty, as of an unset variable, but for those that
     are by default.
 
-    An empty path would be the current folder, and an empty name or address no name and no address.
+    An empty path would be the current folder, and an empty name or address no name and no address. The words
+    of the command line are kept for the trace, see ``words_typed``.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Look for what is empty before values are made of the texts."""
+        self.keep_words(ctx, args)
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         params: Any = self.get_params(ctx)
         for param in params:
@@ -60,6 +70,11 @@ class Command(TyperCommand):
                 instead = f"give {param.metavar or 'a value'}{'' if param.required else ', or leave it out'}"
                 raise BadParameter(f"it is empty: {instead}", ctx, param)
         return super().parse_args(ctx, args)
+
+    @staticmethod
+    def keep_words(ctx: Any, args: list[str]) -> None:
+        """Keep the words for ``words_typed``, unless they were kept before they were put in another order."""
+        ctx.meta.setdefault(_WORDS, [*ctx.command_path.split(), *args])
 
 
 def plain_errors(command: Callable[P, None]) -> Callable[P, None]:

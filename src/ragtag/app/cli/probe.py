@@ -164,19 +164,22 @@ def _size(parameters: str | None, model: str | None) -> int:
 def _measured(token: str, peers: int) -> Links:
     """Join a crew by its token, with one peer that measures its links once so many peers are there.
 
-    Raises ProbeError: it could not join, or was measured nothing; what it said stands on standard error.
+    Raises:
+        ProbeError: it could not join, or was measured nothing; what it said stands on standard error.
+        ValueError: what was given for a token is none.
     """
-    from ragtag.app.cli.start import is_folder, token_text
+    from ragtag.app.cli.start import given_token, is_folder
     from ragtag.app.probe.links import read_links
     from ragtag.app.probe.source import ProbeError
 
     of_run = is_folder(token)
+    text = None if of_run else given_token(token).encode()  # here, as the process below knows no file's name
     with tempfile.TemporaryDirectory(prefix="ragtag-probe-") as folder:
         join = [sys.executable, "-m", "ragtag", "join", token if of_run else "-", "--run-folder", folder]
         try:
             ended = subprocess.run(
                 [*join, "--no-watch", "-m", "ragtag.app.probe.crew", "--peers", str(peers)],
-                input=None if of_run else token_text(token).encode(),
+                input=text,
                 stdout=subprocess.DEVNULL,
                 timeout=CREW_S,
             )

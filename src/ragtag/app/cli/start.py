@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ragtag.app.cli import options
-from ragtag.app.cli.common import Command, fail, plain_errors, print_json
+from ragtag.app.cli.common import Command, fail, plain_errors, print_json, words_typed
 
 if TYPE_CHECKING:
     from ragtag.app.invitation.token import Token
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 import ctypes
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,6 +54,7 @@ def demo(
 
 @plain_errors
 def run(
+    ctx: typer.Context,
     script: options.Script,
     args: options.ScriptArgs = None,
     peers: options.Peers = 2,
@@ -90,12 +92,13 @@ def run(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, seed, run_folder, watch,
         as_json, listen, None,
         _placement(on, listen, cpus_per_peer, gpus_per_peer, restarts, working_dir),
-        min_peers, restarts if on is None else None,
+        min_peers, restarts if on is None else None, command=_again(ctx),
     )  # fmt: skip
 
 
 @plain_errors
 def join(
+    ctx: typer.Context,
     token: options.TokenText,
     script: options.ScriptToJoin = None,
     args: options.ScriptArgs = None,
@@ -136,6 +139,8 @@ def join(
         for name in (name for name, value in given.items() if value):
             raise ValueError(f"{name} is for peers that train; an auxiliary computes nothing: leave one out")
 
+    if token == VARIABLE and script is not None and not module:
+        _require_script(script)
     try:
         text, said = usable(Path(token) if is_folder(token) else given_token(token))
     except (RunOver, NotLetIn) as error:
@@ -148,7 +153,7 @@ def join(
     argv = [*(["-m"] if module else []), script, *(args or [])]
     _launch(
         argv, script if module else Path(script).stem, peers, on_error.value, faults, 0, run_folder, watch,
-        as_json, "", text, env={"RAGTAG_ROLE": "client"} if client else {},
+        as_json, "", text, env={"RAGTAG_ROLE": "client"} if client else {}, command=_again(ctx),
     )  # fmt: skip
 
 
@@ -194,13 +199,13 @@ def invite(
     from ragtag.app.crew.membership import NotLetIn
     from ragtag.app.invitation.invite import RunOver, for_person, invitation_to, new_invitation, shown
 
+    if person is not None:
+        _check_for_person(run_folder, minutes, persons)
     if run_folder is None and minutes is not None:
         raise ValueError(
             "the token of a new crew holds its key, and cannot end; begin the crew, then: ragtag invite RUN "
             "--minutes N"
         )
-    if person is not None and (persons or minutes is not None or run_folder is None):
-        raise ValueError("--for NAME is of a crew that there is: ragtag invite --for NAME --days N HOLDER")
     if persons and run_folder is not None:
         raise ValueError("--persons is for a new crew, and RUN is one that there is: give one of them")
     if days is not None and person is None:
@@ -222,6 +227,26 @@ def invite(
         print_json(token.to_json())
     else:
         shown(token, Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+def _check_for_person(holder: str | None, minutes: int | None, persons: bool) -> None:
+    """Refuse what does not go with ``--for``.
+
+    Raises:
+        ValueError: no holder's token, or an option of another kind of token.
+    """
+    if persons:
+        raise ValueError(
+            "--persons is for a new crew, and --for NAME is of one that there is: give one of them"
+        )
+    if minutes is not None:
+        raise ValueError(
+            "--minutes is of an invitation; the end of a person's token (--for NAME) is --days N"
+        )
+    if holder is None:
+        raise ValueError(
+            "--for NAME needs the token of the crew's holder: ragtag invite --for NAME --days N HOLDER"
+        )
 
 
 @plain_errors
@@ -263,6 +288,11 @@ def _holder(given: str) -> Token:
     return decode(newest_token(Path(given)) if is_folder(given) else given_token(given))
 
 
+def _again(ctx: typer.Context) -> str:
+    """What to type to run this again, for the trace, which others may read: without a token."""
+    return shlex.join("TOKEN" if _TOKEN.match(word) else word for word in words_typed(ctx))
+
+
 def _launch(
     argv: list[str],
     name: str,
@@ -279,11 +309,13 @@ def _launch(
     min_peers: int = 1,
     restarts: int | None = None,
     env: Mapping[str, str] | None = None,
+    command: str = "",
 ) -> None:
     """What ``run`` and ``join`` share.
 
     placement: on Ray.
     restarts, env: on this machine.
+    command: what was typed.
     """
     from ragtag.app.launch import check_launch, launch
     from ragtag.app.on_ray.launch import check_on_ray, launch_on_ray
@@ -316,6 +348,7 @@ def _launch(
             on_error=on_error,
             on_event=view.show,
             min_peers=min_peers,
+            command=command,
         )
     alike = models(folder) if result.finished else ""  # a peer that was ended early never agreed on one
     if as_json:
@@ -378,6 +411,7 @@ class JoinCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Bring the arguments into the order that the parser knows: options, TOKEN, SCRIPT, its arguments."""
+        self.keep_words(ctx, args)
         options, rest = self._parted(ctx, args)
         if "--" not in options:
             if os.environ.get(VARIABLE):
@@ -409,6 +443,21 @@ def _is(given: str, what: Callable[[Path], bool]) -> bool:
         return bool(given) and _TOKEN.match(given) is None and what(Path(given))
     except OSError:
         return False
+
+
+def _require_script(given: str) -> None:
+    """Refuse a TOKEN where the environment has one: in the place of a SCRIPT it would be run as Python.
+
+    Raises:
+        ValueError: it is a file with a token, or a run's folder.
+    """
+    program = _is(given, lambda path: (path / "__main__.py").exists())
+    if (is_folder(given) and not program) or (
+        _is(given, Path.is_file) and _TOKEN.match(token_text(given)) is not None
+    ):
+        raise ValueError(
+            f"the token is given twice: by {VARIABLE}, and by {given}. Leave {given} out, or unset {VARIABLE}"
+        )
 
 
 def given_token(given: str) -> str:

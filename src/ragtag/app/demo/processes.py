@@ -201,5 +201,5 @@ def _record(plan: DemoPlan, n: int, rounds: int, story: str) -> trace.Run:
         method="rps" if n > 1 else "none",
         config={"rounds": str(rounds), "local steps": str(plan.every), "faults": story},
         steps_planned=rounds * plan.every,
-        command="ragtag demo",
+        command=f"ragtag demo --seed {plan.seed}",
     )

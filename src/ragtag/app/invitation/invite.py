@@ -245,6 +245,15 @@ def shown(invitation: Invitation, out: Console, err: Console) -> None:
         err.print("  [cyan]ragtag join token.txt script.py[/cyan]")
         err.print(f"Whoever has it takes part as {who}. ragtag revoke {who} HOLDER puts {who} out.")
         return
+    if invitation.token.signing and not invitation.new:
+        err.print(
+            f"The crew [bold]{escape(invitation.token.crew)}[/bold] takes persons only. This is its holder's "
+            "own token, for your eyes only: whoever has it lets persons in and puts them out."
+        )
+        err.print("  let a person in:  [cyan]ragtag invite --for alice --days 7 RUN[/cyan]")
+        err.print("  put a person out: [cyan]ragtag revoke alice RUN[/cyan]")
+        err.print("RUN: the folder that you gave.")
+        return
     if invitation.token.signing:
         err.print(
             f"A new crew that takes persons only, [bold]{escape(invitation.token.crew)}[/bold]. This is the "

@@ -407,6 +407,7 @@ def launch(
     token: str | None = None,
     min_peers: int = 1,
     restarts: int = 0,
+    command: str = "",
 ) -> LaunchResult:
     """Run ``python *argv`` as ``n`` peers of one crew and return once all have ended.
 
@@ -426,6 +427,7 @@ def launch(
     restarts: how often, in all, a peer is started again that a signal or a fault has ended. It joins its crew
     as a newcomer; one that had not joined yet takes its first place. Once a peer has finished and nobody is
     left to join, the training is over: no other is started again, and one that is on its way is ended.
+    command: what was typed, for the trace.
 
     SIGINT, SIGTERM and SIGHUP end all peers within bounded time; a second one kills them at once.
 
@@ -453,6 +455,7 @@ def launch(
         token,
         min_peers,
         restarts,
+        command,
     )
     with ExitStack() as stack:
         return Launch(setup, on_event or _ignore, run, stack).run()

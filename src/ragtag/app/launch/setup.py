@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ class LaunchSetup:
     """What is to be launched; see ``launch``.
 
     started_unix_s: when the run began.
+    command: what was typed.
     key: the crew's.
     """
 
@@ -51,6 +53,7 @@ class LaunchSetup:
     token: str | None = None
     min_peers: int = 1
     restarts: int = 0
+    command: str = ""
     key: bytes = field(default_factory=new_key, repr=False)
 
     def environment(self, say: Callable[[str], None]) -> dict[str, str]:
@@ -144,7 +147,7 @@ class LaunchSetup:
             started_unix_s=self.started_unix_s,
             steps_planned=of.steps_planned,
             planned_s=of.planned_s,
-            command=of.command or " ".join(["python", *self.argv]),
+            command=of.command or self.command or shlex.join(["python", *self.argv]),
         )
 
 

@@ -68,6 +68,7 @@ def launch_on_ray(
     on_event: Callable[[Event], None] | None = None,
     grace_s: float = 5.0,
     min_peers: int = 1,
+    command: str = "",
 ) -> LaunchResult:
     """Run ``python *argv`` as ``n`` peers of one crew on a Ray cluster, and return once all have ended.
 
@@ -99,6 +100,7 @@ def launch_on_ray(
             {},
             grace_s,
             min_peers=min_peers,
+            command=command,
         )
         return RayLaunch(ray, setup, placement.options, placement.placed_s, tell, stack).run()
 

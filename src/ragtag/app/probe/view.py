@@ -86,7 +86,7 @@ def show(found: Probed, console: Console) -> None:
     for name in ("message", "select", "code", "break-even"):
         table.add_column(name, justify="right", no_wrap=True)
     if rate is not None:
-        table.add_column(f"at {bits_text(rate)}", justify="right", no_wrap=True)
+        table.add_column(bits_text(rate), justify="right", no_wrap=True)  # a word more is wider than 80
     best = None if rate is None else found.best(rate)
     table.add_row("fp32", size(found.dense.message_bytes), *["-"] * 3, *_round(found, None, best))
     ordered = sorted(found.costs, key=lambda c: -found.choice(c, 1.0).break_even_bytes_per_s)

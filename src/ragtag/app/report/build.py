@@ -72,6 +72,7 @@ def render(summary: Summary, folder: str) -> str:
         sections.faults(summary, marks),
         sections.peers(summary),
         sections.leaderboard(summary),
+        sections.epochs(summary),
         sections.links(summary),
         sections.selections(summary),
         sections.replicas(summary),

@@ -13,6 +13,7 @@ from ragtag.app.report.data import (
     PeerFigures,
     Selections,
     Summary,
+    Used,
     Verdicts,
 )
 from ragtag.app.report.series import Bins
@@ -65,6 +66,8 @@ class Collector:
                 self._to.gathered[key] = record  # its counts are since the start
         elif isinstance(record, trace.Privacy) and peer is not None:
             self._to.spent[record.peer] = record  # over all runs
+        elif isinstance(record, trace.Epoch):
+            self._epoch(record)
         elif isinstance(record, trace.Step) and peer is not None:
             self._step(peer, record)
         elif isinstance(record, trace.Pace):
@@ -139,6 +142,15 @@ class Collector:
             verdict.far += values * far
             verdict.capped += record.capped[at] if at < len(record.capped) else 0
             verdict.owners.add(record.peer)
+
+    def _epoch(self, record: trace.Epoch) -> None:
+        key = record.epoch, record.samples
+        if key in self._to.epochs:
+            self._to.epochs[key].add(record)
+        elif len(self._to.epochs) < LINKS_MAX:
+            self._to.epochs[key] = Used((record.missed,) * 2, (record.twice,) * 2)
+        else:
+            self._to.epochs_left_out += 1
 
     def _coherence(self, record: trace.Pace) -> None:
         """Measurements are spread evenly over the record's time."""

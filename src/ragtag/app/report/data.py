@@ -211,6 +211,22 @@ class Selections:
 
 
 @dataclass(slots=True)
+class Used:
+    """What peers tell of an epoch of a split: the least and the most. A peer that left early knows less.
+
+    missed: samples that nobody is known to have used; twice: that several peers used.
+    """
+
+    missed: tuple[int, int]
+    twice: tuple[int, int]
+
+    def add(self, record: trace.Epoch) -> None:
+        """What one peer more tells."""
+        self.missed = min(self.missed[0], record.missed), max(self.missed[1], record.missed)
+        self.twice = min(self.twice[0], record.twice), max(self.twice[1], record.twice)
+
+
+@dataclass(slots=True)
 class Verdicts:
     """What owners made of one peer's shares, by their guards. Floats, since traces may say anything.
 
@@ -227,7 +243,10 @@ class Verdicts:
 
 @dataclass(slots=True)
 class Summary:
-    """The second pass: all that the page and the headline figures are made of."""
+    """The second pass: all that the page and the headline figures are made of.
+
+    epochs: by number and samples, by which splits are told apart.
+    """
 
     run: trace.Run | None
     extent: Extent
@@ -265,6 +284,8 @@ class Summary:
     leaderboard: trace.Leaderboard | None = None
     gathered: dict[tuple[int, int | str], trace.Target] = field(default_factory=dict)
     spent: dict[int, trace.Privacy] = field(default_factory=dict)
+    epochs: dict[tuple[int, int], Used] = field(default_factory=dict)
+    epochs_left_out: int = 0
     links: list[trace.Link] = field(default_factory=list)
     links_left_out: int = 0
     damage: list[str] = field(default_factory=list)

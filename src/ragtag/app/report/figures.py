@@ -12,6 +12,7 @@ def figures(summary: Summary) -> dict[str, Any]:
     """Headline figures as plain JSON values; None where nothing was measured; seconds, shares 0 to 1.
 
     persons: samples that each person's own peers have told of themselves.
+    epochs: the most that a peer tells of samples that were missed or used twice, and the least.
     """
     run, survivors = summary.run, summary.survivors
     own = [p.accuracy for p in survivors if p.accuracy is not None]
@@ -53,6 +54,17 @@ def figures(summary: Summary) -> dict[str, Any]:
         ],
         "per_peer": [peer_figures(p) for p in summary.peers.values()],
         "persons": {} if board is None else dict(zip(board.persons, board.samples, strict=False)),
+        "epochs": [
+            {
+                "epoch": epoch,
+                "samples": samples,
+                "missed": used.missed[1],
+                "missed_least": used.missed[0],
+                "twice": used.twice[1],
+                "twice_least": used.twice[0],
+            }
+            for (epoch, samples), used in sorted(summary.epochs.items())
+        ],
         "links": [link_figures(link) for link in summary.links],
         "results": [
             {

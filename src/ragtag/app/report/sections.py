@@ -45,6 +45,7 @@ _SELECTED = tuple(
     )
 )
 LINKS_SHOWN = 24
+EPOCHS_SHOWN = 24
 HELD_BY = {
     "keys": "a handshake",
     "socket": "a full socket",
@@ -141,6 +142,11 @@ def _tiles(summary: Summary) -> str:
     lost = f"{_peers(summary.lost)}; " if summary.lost else ""
     detail = f"{lost}frozen for a while: {_peers(frozen)}"
     tiles.append(("Peers lost", str(len(summary.lost) or "none"), detail))
+    least, most = (sum(used.missed[at] for used in summary.epochs.values()) for at in (0, 1))
+    if most:
+        every = sum(samples for _, samples in summary.epochs)
+        told = f"of {every:,} in {counted(len(summary.epochs), 'epoch')}; nobody is known to have used them"
+        tiles.append(("Samples missed", _span((least, most)), told))
     if summary.errors:
         tiles.append(("Errors", str(summary.errors), "listed below"))
     cells = (
@@ -377,10 +383,44 @@ def leaderboard(summary: Summary) -> str:
     ]
     caption = (
         "Samples that each person has contributed. They are what the person's own peers say of themselves: "
-        f"peer {told.peer} has heard it and added it up, and nobody can check it."
+        f"peer {told.peer} has heard it and added it up, last at {clock(told.t)}, and nobody can check it. "
+        "A peer tells its samples every ten seconds: those since are left out where it ended without a "
+        "word, or was put out."
     )
     heads = [("Person", ""), ("Samples", "n"), ("Share", "n"), ("Processes", "n")]
     return f'<section><h2>Persons</h2><p class="cap">{caption}</p>{table(heads, rows)}</section>'
+
+
+def epochs(summary: Summary) -> str:
+    """The section: of the epochs those in which most was missed or used twice; nothing without a split."""
+    if not summary.epochs:
+        return ""
+    ordered = sorted(
+        summary.epochs.items(), key=lambda item: (item[1].missed[1], item[1].twice[1], item[0]), reverse=True
+    )
+    rows = [
+        cell(f"{epoch:,}", "n")
+        + cell(f"{samples:,}", "n")
+        + cell(_span(used.missed), "n" + " bad" * (used.missed[1] > 0))
+        + cell(_span(used.twice), "n")
+        for (epoch, samples), used in sorted(ordered[:EPOCHS_SHOWN])
+    ]
+    caption = (
+        "Samples of a split that nobody is known to have used, since a peer died that had claimed them, and "
+        "that several peers used, which did not hear each other. Where peers know different things: the "
+        "least and the most that they tell."
+    )
+    if len(ordered) > EPOCHS_SHOWN:
+        caption += f" Shown are those {EPOCHS_SHOWN} of {len(ordered):,} with most of these."
+    if summary.epochs_left_out:
+        caption += f" {summary.epochs_left_out:,} records of more epochs are not counted."
+    heads = [(name, "n") for name in ("Epoch", "Samples", "Missed", "Used twice")]
+    return f'<section><h2>Epochs</h2><p class="cap">{caption}</p>{table(heads, rows)}</section>'
+
+
+def _span(told: tuple[int, int]) -> str:
+    least, most = told
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def private(summary: Summary) -> str:

@@ -275,7 +275,10 @@ def test_a_lost_peer_is_started_again_as_a_newcomer_so_many_times_in_all(script:
 
 
 def test_a_peer_that_a_fault_kills_is_started_again_too_and_may_finish(script: Path) -> None:
-    text = AGAIN + "average()\nif me == 1 and life == 1: time.sleep(60)\nif me == 0: wait_for(1, 2)"
+    text = (
+        AGAIN + "average()\nif me == 1 and life == 1: time.sleep(60)\n"
+        "if life == 2: lives.write_text('xxx')\nif me == 0: wait_for(1, 3)"  # else it might come too late
+    )
     result, _ = run(script, text, 2, restarts=1, faults=parse_faults("kill=1@0"))
     assert (result.restarts, result.finished, result.exit_code) == (1, (0, 1), 0)
 

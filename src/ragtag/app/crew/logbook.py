@@ -50,9 +50,9 @@ _SAMPLES_MAX = (1 << 62) - 1
 _Samples = Annotated[int, Meta(ge=0, lt=1 << 50)]
 _PERSONS = topic_of("persons")
 NAMED_MAX = 8
+"""Of more peers than this, a warning says how many they are."""
 LINKS_MAX = 64
 """Ways to other peers that a peer records when it ends."""
-"""Of more peers than this, a warning says how many they are."""
 
 
 class Logbook:

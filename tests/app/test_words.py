@@ -30,7 +30,15 @@ def test_which_peers(numbers: list[int], said: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0 s"), (3e-6, "3 µs"), (0.0221, "22.1 ms"), (5.4, "5.4 s"), (125.0, "2:05"), (7265.0, "2:01:05")],
+    [
+        (0.0, "0 s"),
+        (3e-6, "3 µs"),
+        (0.0221, "22.1 ms"),
+        (0.9996, "1 s"),
+        (5.4, "5.4 s"),
+        (125.0, "2:05"),
+        (7265.0, "2:01:05"),
+    ],
 )
 def test_durations_in_words(value: float, text: str) -> None:
     assert seconds(value) == text

@@ -45,15 +45,21 @@ def these_peers(numbers: Iterable[int]) -> str:
 # -- Figures
 
 
+def to_three_figures(value: float) -> float:
+    """So a unit is chosen for what is shown: 999.9 ms are 1 s."""
+    return float(f"{value:.3g}")
+
+
 def seconds(value: float) -> str:
     """A duration, to three figures, with its unit."""
+    shown = to_three_figures(value)
     if value == 0:
         return "0 s"
-    if value < 1e-3:
-        return f"{value * 1e6:.3g} µs"
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3g} s" if value < 120 else clock(value)
+    if shown < 1e-3:
+        return f"{shown * 1e6:.3g} µs"
+    if shown < 1:
+        return f"{shown * 1e3:.3g} ms"
+    return f"{shown:g} s" if value < 120 else clock(value)
 
 
 def clock(value: float) -> str:
@@ -72,7 +78,7 @@ def percent(value: float) -> str:
 
 def bytes_text(count: float) -> str:
     """A number of bytes in decimal units."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    size, units = to_three_figures(count), ["B", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.3g} {units[0]}"

@@ -27,7 +27,8 @@ from ragtag.app.crew.crew import Crew
 from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport
 from ragtag.app.probe.links import Links, LinksError, LinkWay, Tried, require_whole, write_links
-from ragtag.app.probe.view import bits_text, span
+from ragtag.app.probe.view import bits_text
+from ragtag.app.words import seconds
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, TensorSpec
@@ -401,7 +402,7 @@ def main() -> None:
             for way in links.ways:
                 print(
                     f"{way.source} -> {way.dest}: {bits_text(way.rate_bytes_per_s)}, round trip "
-                    f"{span(way.rtt_s)} (busy: {span(way.busy_rtt_s)}), {100 * way.loss:.2g} % lost"
+                    f"{seconds(way.rtt_s)} (busy: {seconds(way.busy_rtt_s)}), {100 * way.loss:.2g} % lost"
                 )
 
 

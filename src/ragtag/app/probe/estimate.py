@@ -18,7 +18,8 @@ from rich.table import Table
 from ragtag.app.experiment import ExperimentSetup, simulate
 from ragtag.app.probe.links import Links
 from ragtag.app.probe.measure import Tell
-from ragtag.app.probe.view import bits_text, span
+from ragtag.app.probe.view import bits_text
+from ragtag.app.words import seconds
 from ragtag.codecs.sparse.advice import Cost
 from ragtag.core.wire import CHUNK_BYTES
 
@@ -103,8 +104,8 @@ def estimates(links: Links, dense: Cost, costs: Sequence[Cost], tell: Tell | Non
         for method, written in methods.items():
             if tell is not None:
                 tell(len(found), len(codecs) * len(methods), f"{written}, {codec.name}")
-            seconds, came = estimate(links, method, codec.message_bytes, coding_s)
-            found.append(Foreseen(written, codec.name, seconds, coding_s, came, method != PAIRS))
+            took_s, came = estimate(links, method, codec.message_bytes, coding_s)
+            found.append(Foreseen(written, codec.name, took_s, coding_s, came, method != PAIRS))
     return found
 
 
@@ -143,7 +144,7 @@ def show(links: Links, found: Sequence[Foreseen], console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for way in links.ways:
         loss = f"{100 * way.loss:.2g} %" if way.loss else "-"
-        rates = bits_text(way.rate_bytes_per_s), span(way.rtt_s), span(way.busy_rtt_s), loss
+        rates = bits_text(way.rate_bytes_per_s), seconds(way.rtt_s), seconds(way.busy_rtt_s), loss
         table.add_row(str(way.source), str(way.dest), *rates)
     console.print(table)
     averages = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -156,13 +157,14 @@ def show(links: Links, found: Sequence[Foreseen], console: Console) -> None:
     for written in dict.fromkeys(one.averager for one in found):
         row = [one for one in found if one.averager == written]
         told = [
-            f"[bold green]{span(o.seconds)}[/bold green]" if o is chosen else span(o.seconds) for o in row
+            f"[bold green]{seconds(o.seconds)}[/bold green]" if o is chosen else seconds(o.seconds)
+            for o in row
         ]
         averages.add_row(written, *told, f"{100 * row[0].averaged:.4g} %")
     console.print(averages)
     console.print(
         f"Best: [bold]averager=ragtag.{chosen.averager}, codec={chosen.codec!r}[/bold], "
-        f"{span(chosen.seconds)} an average",
+        f"{seconds(chosen.seconds)} an average",
         highlight=False,
     )
     one = held(links)
@@ -171,7 +173,7 @@ def show(links: Links, found: Sequence[Foreseen], console: Console) -> None:
         style = "dim" if factor <= BAND else "yellow"
         more = "" if factor <= BAND else ": take the table with this factor"
         console.print(
-            f"· of an average that the crew tried: {span(one[0])} estimated, {span(one[1])} measured "
+            f"· of an average that the crew tried: {seconds(one[0])} estimated, {seconds(one[1])} measured "
             f"({factor:.2g} times apart){more}",
             style=style,
             highlight=False,

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ragtag.app.words import bytes_text, seconds, to_three_figures
 from ragtag.codecs.sparse.advice import Choice, Cost, choose_for, fastest
 
 RATES = (("50 Mbit/s", 6.25e6), ("1 Gbit/s", 1.25e8), ("10 Gbit/s", 1.25e9))
@@ -88,7 +89,7 @@ def show(found: Probed, console: Console) -> None:
     if rate is not None:
         table.add_column(bits_text(rate), justify="right", no_wrap=True)  # a word more is wider than 80
     best = None if rate is None else found.best(rate)
-    table.add_row("fp32", size(found.dense.message_bytes), *["-"] * 3, *_round(found, None, best))
+    table.add_row("fp32", bytes_text(found.dense.message_bytes), *["-"] * 3, *_round(found, None, best))
     ordered = sorted(found.costs, key=lambda c: -found.choice(c, 1.0).break_even_bytes_per_s)
     for dense in (True, False):
         for cost in ordered:
@@ -114,9 +115,9 @@ def show(found: Probed, console: Console) -> None:
 
 def _cells(found: Probed, cost: Cost) -> tuple[str, ...]:
     even = found.choice(cost, 1.0).break_even_bytes_per_s
-    select = "-" if cost.dense else span(cost.select_s)
+    select = "-" if cost.dense else seconds(cost.select_s)
     code_s = cost.encode_s + cost.read_s(found.peers)
-    return (cost.name, size(cost.message_bytes), select, span(code_s), bits_text(even))
+    return (cost.name, bytes_text(cost.message_bytes), select, seconds(code_s), bits_text(even))
 
 
 def _round(found: Probed, cost: Cost | None, best: Cost | None) -> tuple[str, ...]:
@@ -124,10 +125,10 @@ def _round(found: Probed, cost: Cost | None, best: Cost | None) -> tuple[str, ..
     if best is None or found.rate_bytes_per_s is None:
         return ()
     if cost is None:
-        told = span(found.dense.sent_bytes(found.peers) / found.rate_bytes_per_s)
+        told = seconds(found.dense.sent_bytes(found.peers) / found.rate_bytes_per_s)
         return (f"[bold green]{told}[/bold green]" if best is found.dense else told,)
     choice = found.choice(cost, found.rate_bytes_per_s)
-    told = span(choice.sparse_s)
+    told = seconds(choice.sparse_s)
     if cost is best:
         return (f"[bold green]{told}[/bold green]",)
     return (told if choice.sparse else f"[dim]{told}[/dim]",)
@@ -145,11 +146,11 @@ def _advise(found: Probed, console: Console) -> None:
         else:
             choice = found.choice(best, rate)
             told = (
-                f"[bold]{best.name}[/bold], {span(choice.sparse_s)} a round instead of "
-                f"{span(choice.dense_s)} ({choice.gain:.3g} times)"
+                f"[bold]{best.name}[/bold], {seconds(choice.sparse_s)} a round instead of "
+                f"{seconds(choice.dense_s)} ({choice.gain:.3g} times)"
             )
         console.print(f"At {name}: {told}", highlight=False)
-        added = ", ".join(f"every={k} {span(found.choice(best, rate).dense_s / k)}" for k in EVERY)
+        added = ", ".join(f"every={k} {seconds(found.choice(best, rate).dense_s / k)}" for k in EVERY)
         console.print(f"  fp32 adds to each step: {added}", style="dim", highlight=False)
     if found.rate_bytes_per_s is not None:
         console.print(f"· the rate: {found.rate_from}", style="dim", highlight=False)
@@ -165,28 +166,13 @@ def count(n: int) -> str:
     return str(n)
 
 
-def size(n: float) -> str:
-    """Bytes, to three digits."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= factor:
-            return f"{n / factor:.3g} {unit}"
-    return f"{n:.0f} B"
-
-
-def span(seconds: float) -> str:
-    """A time, to three digits."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
 def bits_text(rate_bytes_per_s: float) -> str:
     """A link's rate."""
     if rate_bytes_per_s == float("inf"):
         return "any link"
     if rate_bytes_per_s <= 0:
         return "never"
-    rate = 8 * rate_bytes_per_s
+    rate = to_three_figures(8 * rate_bytes_per_s)
     for unit, factor in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
         if rate >= factor:
             return f"{rate / factor:.3g} {unit}"

@@ -34,6 +34,7 @@ from ragtag.core.types import (
     Post,
     Run,
     Send,
+    Together,
 )
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
@@ -217,7 +218,13 @@ class FakeTransport:
         return self.crew.nodes[self.me].board.notices(topic)
 
     def configure(
-        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        *,
+        together: Together | None = None,
     ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 

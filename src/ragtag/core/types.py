@@ -256,6 +256,19 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """How peers open a channel that all of them open now.
+
+    deadline_s: how long they wait for each other.
+    peers: which they are. Others, as those that still train when these end, are not waited for (``None``:
+        all that live).
+    """
+
+    deadline_s: float
+    peers: frozenset[PeerId] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Tell ``blob`` to every peer and hear theirs: exchange ``number``, until ``deadline_s`` (absolute).
 

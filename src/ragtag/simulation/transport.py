@@ -54,6 +54,7 @@ from ragtag.core.types import (
     Role,
     Start,
     Tell,
+    Together,
     Visits,
 )
 from ragtag.protocols.channel.averager import Averager
@@ -589,7 +590,13 @@ class SimulatedTransport(Posting):
     # -- Averages
 
     def configure(
-        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        *,
+        together: Together | None = None,
     ) -> None:
         """Open a channel as live peers do: compare schemas, then average zeros to measure how long it takes.
 
@@ -600,8 +607,8 @@ class SimulatedTransport(Posting):
         chunks = schema.n_chunks(codec.elements)
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
-        deadline_s = DEADLINE_S if together_s is None else together_s
-        late = self.late and together_s is None
+        deadline_s = DEADLINE_S if together is None else together.deadline_s
+        late = self.late and together is None
         way_s = self.deadline_s if late else deadline_s
         opening = ChannelWay(self.me, channel, schema, chunks, way_s, late)
         self._openings[channel] = opening

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bytes, Floats, Outcome, Publish
+from ragtag.core.types import Bytes, Floats, Outcome, Publish, Together
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.publish.channel import Publisher
@@ -97,11 +97,16 @@ class Transport(Peers, Protocol):
     """What a network gives to training."""
 
     def configure(
-        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        *,
+        together: Together | None = None,
     ) -> None:
-        """Open a channel: compare the schema with every peer's. together_s: all peers open it now, also
-        those that came late, and wait so long for each other; ``None``: one that comes late opens what the
-        others have averaged on before.
+        """Open a channel: compare the schema with every peer's. together: all peers open it now, also those
+        that came late; ``None``: one that comes late opens what the others have averaged on before.
 
         A round averages float32 ``[schema.n_chunks(codec.elements), codec.elements]``; of
         ``schema.fragments`` such parts that lie one after the other in a table, the round's (see ``Schema``).

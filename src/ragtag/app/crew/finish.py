@@ -192,7 +192,7 @@ def finish(
     for what in mixed:
         stands = _of(told, what.name)
         assert what.whole is not None
-        what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s)
+        what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s, ended)
     if mixed:
         told = _told_by(transport, ours, "finish/1", deadline_s, ended)
     told = _make_alike(transport, ours, "finish", told, source_of, deadline_s, ended)
@@ -317,7 +317,7 @@ def _make_alike(
         if not differing or not _can_mix(transport, told):
             break
         for what in differing:
-            _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, deadline_s)
+            _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, deadline_s, there)
         told = _told_by(transport, averaged, f"{phase}/alike {attempt}", deadline_s, there)
     return told
 
@@ -331,9 +331,9 @@ def _any_steps_left(stands: Stands) -> bool:
     return any(stand.since and is_current(stand, stands) for stand in stands.values())
 
 
-def _average(what: Held, weight: float, deadline_s: float) -> None:
+def _average(what: Held, weight: float, deadline_s: float, there: frozenset[PeerId] | None) -> None:
     assert what.whole is not None
-    what.whole.average(weight, deadline_s)
+    what.whole.average(weight, deadline_s, there)
 
 
 def _told_by(

@@ -36,6 +36,7 @@ from ragtag.core.types import (
     Publish,
     Start,
     Tell,
+    Together,
     nobodys,
 )
 from ragtag.core.wire import NAMED, name_hash
@@ -190,7 +191,13 @@ class SoloTransport(Posting):
         return {}
 
     def configure(
-        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        *,
+        together: Together | None = None,
     ) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
@@ -301,7 +308,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
-        self._together: set[int] = set()
+        self._together: dict[int, frozenset[PeerId] | None] = {}
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
         self._overlaps: dict[tuple[int, bool], Overlap] = {}
@@ -348,7 +355,13 @@ class DriverTransport:
         return frozenset({self.me}) if self._driver.lost_seat else self._driver.node.live
 
     def configure(
-        self, channel: int, schema: Schema, method: Averager, codec: Codec, *, together_s: float | None = None
+        self,
+        channel: int,
+        schema: Schema,
+        method: Averager,
+        codec: Codec,
+        *,
+        together: Together | None = None,
     ) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
@@ -361,8 +374,8 @@ class DriverTransport:
         """
         if channel in self._opened:
             raise ValueError("something is averaged under this name already: give each its own")
-        late, deadline_s = (self.late, self.deadline_s) if together_s is None else (False, together_s)
-        self._open(channel, schema, method, codec, late, deadline_s, together_s is not None)
+        late, deadline_s = (self.late, self.deadline_s) if together is None else (False, together.deadline_s)
+        self._open(channel, schema, method, codec, late, deadline_s, together)
 
     def _open(
         self,
@@ -372,13 +385,14 @@ class DriverTransport:
         codec: Codec,
         late: bool,
         deadline_s: float,
-        together: bool = False,
+        together: Together | None = None,
     ) -> None:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()
         if channel >= NAMED:  # two models may have one schema; their datagrams are told apart all the same
             hash32 = name_hash(f"{channel}/{hash32}")
-        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late)
+        there = None if together is None else together.peers
+        opening = ChannelWay(self.me, channel, schema, chunks, deadline_s, late, there)
         rtt_s = max(1e-4, self._driver.rto_s())
         parts = schema.fragments
         opens = form_of(channel, hash32, method, known_name(codec), chunks, parts)
@@ -399,8 +413,8 @@ class DriverTransport:
         if method.kind != "published":  # which is no way to average
             self._method = method.name
         self._opened[channel] = schema, method, codec
-        if together:
-            self._together.add(channel)
+        if together is not None:
+            self._together[channel] = there
         self._tell_room()
         if not late and self._method:
             self._ready()
@@ -463,9 +477,14 @@ class DriverTransport:
 
     def _begin(self, ask: Average | Offer, overlaps: bool = False) -> DriverPending:
         overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
-        aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
+        apart = self._apart(self._together.get(ask.channel))
+        aside = ask.aside | apart | self.standing.elsewhere(ask.channel) - {self.me}
         ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
         return DriverPending(self._driver.average(ask), self._driver, overlap)
+
+    def _apart(self, there: frozenset[PeerId] | None) -> frozenset[PeerId]:
+        """The peers that live, and take no part in what others have opened together."""
+        return frozenset() if there is None else self.live - there - {self.me}
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before.
@@ -645,7 +664,7 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect)
+                    event = self._probe(effect, self._apart(opening.there))
                 elif isinstance(effect, Arm) and meeting is not None:
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic())
@@ -655,9 +674,9 @@ class DriverTransport:
                 else:
                     self._phases.told(effect)
 
-    def _probe(self, probe: ProbeRound) -> Timed:
+    def _probe(self, probe: ProbeRound, aside: frozenset[PeerId]) -> Timed:
         """Average zeros once, and say how long the longer stage took."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
+        outcome = self.start(PROBE, zeros, 1.0, probe.for_s, aside).wait()
         longer_s = max(outcome.scatter_s, outcome.gather_s)
         return Timed(None if outcome.expired else longer_s, self._driver.rto_s())

@@ -766,6 +766,7 @@ class ChannelWay:
     chunks: of a round.
     deadline_s: how long it waits for others.
     late: the crew averaged on the channel before this peer came.
+    there: the peers that open it (``None``: all).
     """
 
     def __init__(
@@ -776,9 +777,10 @@ class ChannelWay:
         chunks: int,
         deadline_s: float,
         late: bool = False,
+        there: frozenset[PeerId] | None = None,
     ) -> None:
         self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
-        self.deadline_s, self._late = deadline_s, late
+        self.deadline_s, self._late, self.there = deadline_s, late, there
         self.probe_chunks = min(chunks, PROBE_CHUNKS)
         self.state = _State.NEW
         self._since_s = 0.0
@@ -843,7 +845,7 @@ class ChannelWay:
         self.state = state
         if first:
             self._since_s = now_s
-        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late)
+        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, self.there)
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
     def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:

@@ -13,7 +13,7 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bools, Floats, Outcome, PeerId
+from ragtag.core.types import Bools, Floats, Outcome, PeerId, Together
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
@@ -57,7 +57,7 @@ class Replica:
     carries: whether gradients of which nobody may have an average go into the next one that has a weight: as
         much as they counted for before. So what the samples of a crew with a target batch say of an owner's
         chunks comes a step later where that owner dies, and is not lost.
-    together_s: as for ``Transport.configure``.
+    together: as for ``Transport.configure``.
     Raises SchemaMismatch, naming the first tensor that differs, when another peer averages something else on
         this channel.
     """
@@ -75,7 +75,7 @@ class Replica:
         share: bool = True,
         corrects: Corrections | None = None,
         carries: bool = False,
-        together_s: float | None = None,
+        together: Together | None = None,
     ) -> None:
         self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
         self.schema = Schema(self.bucket.specs, codec.name, method.name, content, fragments)
@@ -92,7 +92,7 @@ class Replica:
         """Sums of gradients, each times its weight, that wait for the next average."""
         self._leaps = Leaps()
         self._transport, self._channel = transport, channel_of(name)
-        transport.configure(self._channel, self.schema, method, codec, together_s=together_s)
+        transport.configure(self._channel, self.schema, method, codec, together=together)
 
     @property
     def channel(self) -> int:

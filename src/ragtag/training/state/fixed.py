@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import Outcome
+from ragtag.core.types import Outcome, PeerId, Together
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.state.whole import DIGEST_BYTES, Stand, Stands, digest_of
@@ -56,18 +56,20 @@ class Fixed:
         return Stand(f"{form} {digest_of(tensors)}")
 
     @torch.no_grad()
-    def average(self, weight: float, deadline_s: float | None = None) -> Outcome:
+    def average(
+        self, weight: float, deadline_s: float | None = None, there: frozenset[PeerId] | None = None
+    ) -> Outcome:
         """Rounds over everybody, in which one peer has weight 1 and all others 0: its values are taken. What
         does not come stays as it is. Returns the last round's outcome.
 
-        All peers call this, or none. Peers wait for each other for ``deadline_s`` at the first call
-        (``None``: as long as they do for a round).
+        All peers of ``there`` (``None``: all) call this, or none. They wait for each other for ``deadline_s``
+        at the first call (``None``: as long as they do for a round).
         Raises ValueError: the crew has more seats than average all at once.
         """
         tensors = [part.find() for part in self._parts]
         flat = [tensor.detach().reshape(-1) for tensor in tensors]
         for stretches in _rounds(flat):
-            replica = self._replica or self._opened(flat, deadline_s)
+            replica = self._replica or self._opened(flat, deadline_s, there)
             for own, at, until, place in stretches:
                 pieces = _pieces(own[at:until])
                 self._pieces[place : place + len(pieces)] = pieces
@@ -79,10 +81,13 @@ class Fixed:
                 tensor.copy_(own.view(tensor.shape))
         return outcome
 
-    def _opened(self, flat: Sequence[torch.Tensor], deadline_s: float | None) -> Replica:
+    def _opened(
+        self, flat: Sequence[torch.Tensor], deadline_s: float | None, there: frozenset[PeerId] | None
+    ) -> Replica:
+        together = None if deadline_s is None else Together(deadline_s, there)
         self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2, device="cpu")
         part = Part("pieces of 16 bits", "all", lambda: self._pieces)
-        replica = Replica([part], self._transport, direct, fp32, name=self.name, together_s=deadline_s)
+        replica = Replica([part], self._transport, direct, fp32, name=self.name, together=together)
         self._replica = replica
         return replica
 

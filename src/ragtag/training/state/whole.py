@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import Outcome, PeerId
+from ragtag.core.types import Outcome, PeerId, Together
 from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.allreduce import direct
@@ -76,31 +76,39 @@ class Whole:
         """Of the values as they are now."""
         return digest_of(part.find() for part in self._parts)
 
-    def average(self, weight: float, deadline_s: float) -> Outcome:
+    def average(self, weight: float, deadline_s: float, there: frozenset[PeerId] | None = None) -> Outcome:
         """One mean over everybody that takes part now, by weights; what does not come stays as it is.
 
-        All peers call this, or none. The channel is opened at the first call; peers wait for each other for
-        ``deadline_s`` then.
+        All peers of ``there`` (``None``: all that live) call this, or none. The channel is opened at the
+        first call; these wait for each other for ``deadline_s`` then, and for no others.
 
         Raises:
             ValueError: the crew has more seats than average all at once.
             NotFinite: a value here is NaN or infinite.
         """
         if self._replica is None:
-            self._replica = self._opened(f"{self._name}/state", direct, deadline_s)
+            self._replica = self._opened(f"{self._name}/state", direct, deadline_s, there)
         return self._replica.average(weight)
 
-    def mix(self, weight: float, deadline_s: float) -> Outcome:
+    def mix(self, weight: float, deadline_s: float, there: frozenset[PeerId] | None = None) -> Outcome:
         """``average``, where several peers give weight and the guard decides what comes of it."""
         if self._guard is None:
-            return self.average(weight, deadline_s)
+            return self.average(weight, deadline_s, there)
         if self._guarded is None:
-            self._guarded = self._opened(f"{self._name}/mix", guarded(direct, self._guard), deadline_s)
+            self._guarded = self._opened(f"{self._name}/mix", guarded(direct, self._guard), deadline_s, there)
         return self._guarded.average(weight)
 
-    def _opened(self, name: str, averager: Averager, deadline_s: float) -> Replica:
+    def _opened(
+        self, name: str, averager: Averager, deadline_s: float, there: frozenset[PeerId] | None
+    ) -> Replica:
         return Replica(
-            self._parts, self._transport, averager, fp32, name=name, share=False, together_s=deadline_s
+            self._parts,
+            self._transport,
+            averager,
+            fp32,
+            name=name,
+            share=False,
+            together=Together(deadline_s, there),
         )
 
     @torch.no_grad()

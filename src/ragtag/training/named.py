@@ -110,9 +110,14 @@ class Newest:
 class Averaging:
     """A round of named tensors under way."""
 
-    def __init__(self, wait: Callable[[], NamedMean]) -> None:
-        self._wait = wait
+    def __init__(self, wait: Callable[[], NamedMean], over: Callable[[], bool] = lambda: True) -> None:
+        self._wait, self._over = wait, over
         self._mean: NamedMean | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the round is done, so that ``result()`` returns at once."""
+        return self._mean is not None or self._over()
 
     def result(self) -> NamedMean:
         """Wait until the round is done, which its own deadline bounds."""
@@ -233,7 +238,7 @@ class NamedTensors:
             mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
         pending = self._transport.start(self._channel, table, weight)
-        made = self._pending = Averaging(lambda: self._end(pending))
+        made = self._pending = Averaging(lambda: self._end(pending), lambda: pending.over)
         return made
 
     def _end(self, pending: Pending) -> NamedMean:

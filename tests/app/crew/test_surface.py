@@ -65,7 +65,7 @@ SHOWN = {
     "an optimizer": (CrewOptimizer, "inner name average outcome samples"),
     "a split": (Split, "dataset batch_size epoch samples"),
     "named tensors": (ragtag.NamedTensors, " ".join(TENSORS)),
-    "a round of named tensors": (Averaging, "result"),
+    "a round of named tensors": (Averaging, "over result"),
     "a hook's state": (ragtag.hooks.CrewState, "name outcome behind average_models"),
     "a sparse hook's state": (ragtag.hooks.SparseState, "stats state_dict load_state_dict"),
     "a model in a hook's DDP": (DistributedDataParallel, ""),
@@ -180,6 +180,24 @@ def test_kfac_alone_trains_and_is_kept_with_the_rest(tmp_path: Path) -> None:
     assert steps == [7, 14] and max(ages) <= 3
     with pytest.raises(ragtag.HasLeft):
         crew.kfac(model, sgd)
+
+
+@pytest.mark.parametrize("first", ["optimizer", "kfac"])
+def test_kfac_knows_the_crews_steps_by_the_inner_optimizer_too(first: str) -> None:
+    """Given it, or made before the crew's: all peers are to use a basis from the same step on."""
+    with ragtag.join() as crew:
+        model, other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        sgd, local = (torch.optim.SGD(one.parameters(), lr=0.05) for one in (model, other))
+        kfac = crew.kfac(model, sgd) if first == "kfac" else None
+        optimizer = crew.optimizer(sgd, model=model, average="gradients")
+        kfac = kfac or crew.kfac(model, sgd, placement="memory")
+        assert kfac._peers.taken() == -1
+        model(torch.randn(3, 4)).sum().backward()
+        kfac.step()
+        optimizer.step()
+        assert kfac._peers.taken() == optimizer.outcome.round == 0
+        crew.optimizer(local, model=other, average="models")
+        assert crew.kfac(other, local)._peers.taken() is None
 
 
 def test_what_kfac_cannot_do_is_said_and_leaves_its_name_free() -> None:

@@ -42,8 +42,9 @@ from ragtag.training.kfac import (
     CrewCommunicator,
     Placement,
     PlacementCost,
-    averages_gradients,
+    in_step,
     require_gradients,
+    round_taken,
 )
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -465,9 +466,11 @@ class Crew:
 
         Each layer's factors are averaged with all peers', and decomposed at one of them for all; a second one
         does it where that is silent. Nobody waits for a decomposition: a peer goes on with the newest that it
-        has, whose age is in ``kfac.ages()``, ``kfac.age`` and the trace.
+        has, whose age is in ``kfac.ages()``, ``kfac.age`` and the trace. Towards a target batch call it after
+        each batch.
 
-        optimizer: the crew's, or a plain one. Gradients that it averages are preconditioned after that.
+        optimizer: the crew's, or its inner one, or a plain one. Gradients that the crew averages are
+            preconditioned after that.
         name: of what is averaged and computed, the same on all peers ("kfac", "kfac 2", ...).
         placement: "communication": all peers precondition all layers, and no gradient travels for it.
             "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
@@ -503,7 +506,8 @@ class Crew:
                 needs,
                 placement=placement,
                 cost=cost,
-                alike=averages_gradients(optimizer),
+                taken=partial(round_taken, peer.models, inner),
+                in_step=partial(in_step, peer.models, inner),
                 averager=averager,
                 codec=codec,
                 seed=self.seed,
@@ -517,7 +521,7 @@ class Crew:
 
         here: list[KFAC] = []
         crews: list[CrewCommunicator] = []
-        require_gradients(placement, optimizer)
+        require_gradients(placement, peer.models, inner)
         if PRIVATE in peer.keeper.extra:
             raise ValueError(
                 "crew.kfac: its factors are of samples, which no noise hides, beside crew.private"

@@ -284,8 +284,9 @@ def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() ->
 
 
 def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_than_the_deadline(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ragtag.app.crew.transport._SAID_AFTER_S", GIVE_UP_S / 4)
     with Crew(3, absent=[2]) as crew, caplog.at_level(logging.WARNING, "ragtag"):
         of = transports(crew, GIVE_UP_S)
         began_s = time.monotonic()
@@ -294,7 +295,9 @@ def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_th
     for peer in (0, 1):
         assert came[peer].heard.tolist() == [0b011] * len(came[peer].heard)
         assert (came[peer].mean == 0.5).all()
-    assert "no model from peer 2 yet; going on without" in caplog.messages
+    waiting = "waiting for peer 2 to make a model, as all do, for "
+    assert sum(waiting in said for said in caplog.messages) == 2, "once each"
+    assert "peer 2 has not made a model yet; going on without" in caplog.messages
     assert GIVE_UP_S <= took_s < PATIENCE_S
 
 

@@ -109,12 +109,13 @@ class CrewCommunicator:
         seed: int = 0,
         founded: int | None = None,
         away: Callable[[int], bool] = lambda channel: False,
+        require_in: Callable[[str], None] = lambda asked: None,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport, self._needs = transport, needs
         self._share, self.taken = share_of(placement), taken
-        self.in_step = in_step
+        self.in_step, self.require_in = in_step, require_in
         if cost not in get_args(PlacementCost):
             raise ValueError(f'K-FAC: cost is {cost!r}; give "compute", "memory" or "measured"')
         if (DENSE[codec] if isinstance(codec, str) else codec) is int8:
@@ -159,6 +160,7 @@ class CrewCommunicator:
             settings=f"{needs.settings}, placement {placement}, cost {cost}",
             founded=founded,
             away=away,
+            require_in=require_in,
             on_outcome=on_outcome,
             on_publish=on_publish,
         )

@@ -200,6 +200,34 @@ def test_kfac_knows_the_crews_steps_by_the_inner_optimizer_too(first: str) -> No
         assert crew.kfac(other, local)._peers.taken() is None
 
 
+def test_after_leaving_named_tensors_and_kfac_say_so_and_saving_goes_on(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    with ragtag.join() as crew:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+        kfac = crew.kfac(model, crew.optimizer(sgd, model=model, average="gradients"))
+        tensors = crew.tensors("t", averaged={"a": (2,)}, computed={"b": (2,)})
+        model(torch.randn(3, 4)).square().sum().backward()
+        kfac.step()
+        sgd.step()
+        tensors.publish({"b": torch.ones(2)})
+    for asked in (
+        kfac.step,
+        lambda: tensors.average({"a": torch.ones(2)}),
+        lambda: tensors.publish({"b": torch.ones(2)}),
+        lambda: tensors.only(["b"]),
+    ):
+        with pytest.raises(ragtag.HasLeft):
+            asked()
+    assert model.weight.grad is not None
+    plain = (model.weight - 0.05 * model.weight.grad).detach()
+    sgd.step()
+    torch.testing.assert_close(model.weight.detach(), plain)
+    assert crew.save(tmp_path).exists()
+    assert kfac.steps == 1 and tensors.newest("b") is not None
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        kfac._thread.submit(int)
+
+
 def test_what_kfac_cannot_do_is_said_and_leaves_its_name_free() -> None:
     model = torch.nn.Linear(2, 1)
     crew = ragtag.join()

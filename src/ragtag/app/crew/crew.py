@@ -276,6 +276,7 @@ class Crew:
                 seed=self.seed,
                 founded=self.size,
                 away=peer.on_its_way,
+                require_in=peer.require_in,
                 on_outcome=peer.record_round,
                 on_publish=peer.took_part,
             )
@@ -513,6 +514,7 @@ class Crew:
                 seed=self.seed,
                 founded=self.size,
                 away=peer.on_its_way,
+                require_in=peer.require_in,
                 on_outcome=told,
                 on_publish=peer.took_part,
             )
@@ -700,14 +702,15 @@ class Crew:
         deadline_s: for what is queued.
         finish: False: end with the model as it is, and wait for nobody.
 
-        Calling it twice does no harm. From then on this crew's optimizers and splits raise
-        ``ragtag.HasLeft``; models, ``optimizer.inner`` and ``save`` work as before.
+        Calling it twice does no harm. From then on this crew's optimizers, splits, named tensors and K-FACs
+        raise ``ragtag.HasLeft``; models, ``optimizer.inner`` and ``save`` work as before. K-FACs are closed:
+        ``optimizer.inner`` takes the gradients as they are.
         """
         try:
             if finish and not self._peer.left:
                 self.finish()
         finally:
-            self._peer.leave(deadline_s, failed=False)
+            _leave(self._peer, deadline_s, failed=False)
 
     def __enter__(self) -> Crew:
         return self
@@ -727,7 +730,17 @@ def _end(peer: Peer, error: BaseException) -> None:
     if failed and peer.place.ready_fd is None:  # else the launcher records it, with its traceback
         what = f"{type(error).__name__}: {error}"
         peer.log.record(trace.Error(t=peer.log.now_s(), peer=peer.rank, what=what))
-    peer.leave(LEAVE_S, failed)
+    _leave(peer, LEAVE_S, failed)
+
+
+def _leave(peer: Peer, deadline_s: float, failed: bool) -> None:
+    """Leave, and end the hooks and threads of what this peer has made."""
+    try:
+        peer.leave(deadline_s, failed)
+    finally:
+        for kept in peer.keeper.extra.values():
+            if isinstance(kept, KFAC):
+                kept.close()
 
 
 def _is_failure(error: BaseException) -> bool:

@@ -63,6 +63,10 @@ class Basis:
 class Communicator(Protocol):
     """Named tensors: factors that are averaged, and bases that an owner computes for all."""
 
+    def require_in(self, asked: str) -> None:
+        """Raise the crew's error, with what was asked for, where this peer has left it."""
+        ...
+
     def taken(self) -> int | None:
         """The number of the newest step that all take together, the same at each; ``None``: each peer takes
         steps of its own.
@@ -132,6 +136,9 @@ class OneProcess:
         self._forms = {name: (example.shape, example.device) for name, example in needs.computed.items()}
         self._rounds = 0
         self._held: dict[str, tuple[Tensor, int]] = {}
+
+    def require_in(self, asked: str) -> None:
+        """There is no crew to leave."""
 
     def taken(self) -> None:
         """There are no others."""

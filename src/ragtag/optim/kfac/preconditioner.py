@@ -284,8 +284,9 @@ class KFAC:
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed.
+            RuntimeError: K-FAC was closed (ragtag.HasLeft: the crew was left, which closes it).
         """
+        self._peers.require_in("kfac.step()")
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
         if samples is not None and not 0 <= samples < math.inf:
@@ -461,8 +462,13 @@ class KFAC:
     # -- The end, and checkpoints
 
     def close(self) -> None:
-        """Take the hooks off the model, and end the thread after the decomposition that it is at."""
+        """Take the hooks off the model, and end the thread after the decomposition that it is at.
+
+        An average under way is given up. ``state_dict`` works as before.
+        """
         self._end()
+        self._due |= self._job is not None
+        self._round = self._job = None
 
     def state_dict(self) -> dict[str, Any]:
         """Between steps: the running averages, and, where there are no other peers, the decompositions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import operator
@@ -10,6 +11,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,30 @@ def test_after_leaving_named_tensors_and_kfac_say_so_and_saving_goes_on(tmp_path
     assert kfac.steps == 1 and tensors.newest("b") is not None
     with pytest.raises(RuntimeError, match="after shutdown"):
         kfac._thread.submit(int)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_crew_that_was_left_is_freed_with_all_that_it_made(given: bool) -> None:
+    """A notebook joins again and again."""
+
+    def once() -> list[weakref.ref[object]]:
+        model = torch.nn.Linear(4, 2)
+        with ragtag.join() as crew:
+            sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+            optimizer = crew.optimizer(sgd, model=model if given else None, average="gradients")
+            kfac = crew.kfac(model, optimizer)
+            if given:
+                model(torch.randn(3, 4)).square().sum().backward()
+                kfac.step()
+                optimizer.step()
+        return [weakref.ref(one) for one in (model, crew, optimizer, kfac)]
+
+    looking = torch.nn.modules.module._global_forward_pre_hooks
+    before = len(looking)
+    left = once()
+    gc.collect()
+    assert [one() for one in left] == [None] * 4
+    assert len(looking) <= before, "nothing looks at what is called"
 
 
 def test_what_kfac_cannot_do_is_said_and_leaves_its_name_free() -> None:

@@ -283,6 +283,35 @@ def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() ->
         assert all(parameter.isfinite().all() for parameter in models[peer].parameters())
 
 
+def test_a_peer_that_averages_and_does_not_open_what_others_do_is_waited_for_in_vain_and_not_for_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragtag.app.crew.transport._SAID_AFTER_S", GIVE_UP_S / 4)
+    took_s: dict[int, float] = {}
+    trained = threading.Event()
+
+    def train(transport: DriverTransport) -> Outcome:
+        average = joining(schema_of(300, 20), 1)
+        if transport.me == 2:
+            outcome = average(transport)
+            values = np.zeros_like(outcome.mean)
+            while not trained.is_set():
+                transport.start(0, values, 1.0).wait()
+            return outcome
+        outcome = average(transport)
+        began_s = time.monotonic()
+        transport.configure(1, schema_of(2), direct, fp32)
+        took_s[transport.me] = time.monotonic() - began_s
+        if len(took_s) == 2:
+            trained.set()
+        return outcome
+
+    with Crew(3) as crew, caplog.at_level(logging.WARNING, "ragtag"):
+        all_at_once(transports(crew, PATIENCE_S), train)
+    assert max(took_s.values()) < PATIENCE_S / 2
+    assert caplog.messages.count("peer 2 has not made a model yet; going on without") == 2
+
+
 def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_than_the_deadline(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

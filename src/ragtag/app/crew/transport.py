@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -632,7 +631,7 @@ class DriverTransport:
             SchemaMismatch: the others average something else.
             SeatLost: another peer has this one's seat.
         """
-        driver, number, until_s = self._driver, channel, 0.0
+        driver, number, until_s, missing = self._driver, channel, 0.0, frozenset[PeerId]()
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event, meeting = opening.step(time.monotonic(), event), None, None
@@ -648,34 +647,42 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect)
+                    event = self._probe(effect, missing)
                 elif isinstance(effect, Arm) and meeting is not None:
                     says = self._saying(opening, number, until_s)
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)
-                        event = known_to(driver, met, channel)
+                        event, missing = known_to(driver, met, channel), frozenset(met.missing)
                     except TimeoutError:
                         event = Expired(effect.timer)
                 else:
                     self._phases.told(effect)
 
     def _saying(self, opening: ChannelWay, number: int, until_s: float) -> Callable[[], None]:
-        """To be called while others are waited for: says once for whom, and until when."""
+        """To be called while others are waited for: says once for whom, and until when.
+
+        Where others average by now on a channel that is open here, which they do not while they wait as this
+        peer does, those that have not come are in no hurry to: the wait ends.
+        """
         at_s = time.monotonic() + _SAID_AFTER_S
+        rounds = [at for at, (_, method, _) in self._opened.items() if method.kind != "published"]
+        node, said = self._driver.node, False
 
         def says() -> None:
-            nonlocal at_s
+            nonlocal said
             now_s = time.monotonic()
-            awaited = self._driver.node.awaited(number) if now_s >= at_s else ()
-            if awaited:
-                at_s = math.inf
+            awaited = node.awaited(number) if now_s >= at_s else ()
+            if awaited and not said:
+                said = True
                 self._phases.told(opening.waits_for(sorted(awaited), until_s - now_s))
+            if awaited and not self.late and any(map(node.newer, rounds)):
+                self._driver.end_meeting(number)
 
         return says
 
-    def _probe(self, probe: ProbeRound) -> Timed:
-        """Average zeros once, and say how long the longer stage took."""
+    def _probe(self, probe: ProbeRound, missing: frozenset[PeerId]) -> Timed:
+        """Average zeros once, and say how long the longer stage took. missing: from the channel's meeting."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
+        outcome = self.start(PROBE, zeros, 1.0, probe.for_s, missing).wait()
         longer_s = max(outcome.scatter_s, outcome.gather_s)
         return Timed(None if outcome.expired else longer_s, self._driver.rto_s())

@@ -16,6 +16,7 @@ from ragtag.core.faults import Faults
 from ragtag.core.recording import Recording
 from ragtag.core.types import (
     Average,
+    Expired,
     Left,
     Met,
     Noted,
@@ -25,6 +26,7 @@ from ragtag.core.types import (
     Post,
     Publish,
     Tell,
+    Timer,
 )
 from ragtag.core.wire import DATAGRAM_BYTES, Identity
 from ragtag.network.driver.engine import Engine, Watch
@@ -33,6 +35,7 @@ from ragtag.network.link import Link
 from ragtag.network.link.sealed import SealedLink
 from ragtag.network.membership.agent import Agent
 from ragtag.protocols.crew.board import Notices
+from ragtag.protocols.crew.meet import MEET
 from ragtag.protocols.membership.machine import Membership
 from ragtag.protocols.membership.roster import Card, Holder
 from ragtag.protocols.node import Channel, Node
@@ -185,6 +188,11 @@ class Driver:
 
         self.engine.mailbox.put(begin, future)
         return future
+
+    def end_meeting(self, number: int) -> None:
+        """Wait for nobody any more in a meeting that is under way: it is as if its deadline were here."""
+        deadline = Expired(Timer(MEET, number, "deadline"))
+        self.engine.mailbox.put(lambda now_s: self.engine.step(now_s, deadline), None)
 
     def post(self, topic: int, blob: bytes) -> Future[int]:
         """Put this peer's newest value of a topic on the notice board; the future has its number."""

@@ -691,7 +691,7 @@ def test_a_run_goes_on_from_its_state_as_if_it_had_not_stopped(form: str, stop: 
 @pytest.mark.parametrize("form", ["eigen", "inverse"])
 def test_a_crew_of_one_is_one_process(form: str) -> None:
     results = []
-    for crew in (None, lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs, alike=False)):
+    for crew in (None, lambda needs: CrewCommunicator(SoloTransport(0), "kfac", needs)):
         torch.manual_seed(11)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         kfac = KFAC(model, lr=0.1, factor_every=2, inverse_every=4, form=form, communicator=crew)

@@ -656,9 +656,21 @@ def _() -> None:
 def _() -> None:
     way = comparing()
     said, passed, probe, arm = way(met(MINE, missing=(2,)), after_s=2.0)
-    assert said.text == "no model from peer 2 yet; going on without"
+    assert said.text == "peer 2 has not made a model yet; going on without"
     assert (passed, probe) == (PhaseOver("schema", 2.0), ProbeRound(PROBE_CHUNKS, DEADLINE_S))
     assert arm.at_s > way.now_s + DEADLINE_S
+
+
+@pytest.mark.parametrize("content", ["kfac: averaged (damping 0.01)", "kfac: computed"])
+def test_what_a_channel_waits_for_has_the_name_that_a_script_gave_it(content: str) -> None:
+    opening = ChannelWay(
+        0, CHANNEL, msgspec.structs.replace(MINE, content=content), CHUNKS, DEADLINE_S, False
+    )
+    said = opening.waits_for([2], 115.2)
+    assert said == Say("waiting for peer 2 to make 'kfac', as all do, for 115 s at most")
+    opening.step(0.0, Start())
+    said, *_ = opening.step(1.0, met(MINE, missing=(1, 2)))
+    assert said.text == "peers 1 and 2 have not made 'kfac' yet; going on without"
 
 
 @row("ChannelWay", "schema", "Heard, it or the channel is late")

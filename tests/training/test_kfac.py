@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -22,7 +23,7 @@ from ragtag.optim.kfac.placement import LayerSize
 from ragtag.optim.kfac.preconditioner import KFAC
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
-from ragtag.training.kfac import COSTS, CrewCommunicator, Rows, averages_gradients, require_gradients
+from ragtag.training.kfac import COSTS, CrewCommunicator, Rows, in_step, require_gradients, round_taken
 from ragtag.training.named import Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
@@ -70,17 +71,30 @@ def made(
     """As ``crew.optimizer`` and ``crew.kfac`` make them."""
     how = {"placement": "communication", "cost": "compute", **options}
     placement, cost = how.pop("placement"), how.pop("cost")
-    averager = how.get("method")
+    averager = how.pop("factors", how.get("method"))
     weight, average = how.pop("weight", 1.0), how.pop("average", "gradients")
     optimizer = CrewOptimizer(
-        inner, peer, method=how.pop("method", None), model=model, average=average, weight=weight
+        inner,
+        peer,
+        method=how.pop("method", None),
+        model=model,
+        average=average,
+        weight=weight,
+        target_batch=how.pop("target_batch", None),
     )
-    require_gradients(placement, optimizer)
+    require_gradients(placement, [optimizer._averaged], inner)
 
     def joined(needs: Any) -> CrewCommunicator:
-        alike = averages_gradients(optimizer)
         return CrewCommunicator(
-            peer, "kfac", needs, placement=placement, cost=cost, alike=alike, averager=averager, seed=3
+            peer,
+            "kfac",
+            needs,
+            placement=placement,
+            cost=cost,
+            taken=partial(round_taken, [optimizer._averaged], inner),
+            in_step=partial(in_step, [optimizer._averaged], inner),
+            averager=averager,
+            seed=3,
         )
 
     return optimizer, KFAC(model, inner, communicator=joined, **{**SETTINGS, **how})
@@ -391,6 +405,48 @@ def test_a_peer_that_is_not_in_step_uses_bases_at_once() -> None:
             assert all(age is not None and age <= 4 for age in step.values())
 
 
+@pytest.mark.parametrize("slowest_s", [0.1, 0.25])
+def test_towards_a_target_batch_replicas_stay_the_same(slowest_s: float) -> None:
+    """Peers have unlike numbers of batches for a step, and the slowest none for some steps of .3 s. Nobody
+    waits for others' factors.
+    """
+
+    def train(peer: SimulatedTransport) -> tuple[dict[int, torch.Tensor], int]:
+        model, seen = net(), dict[int, torch.Tensor]()
+        inner = Watched(model, 0.05)
+        optimizer, kfac = made(
+            peer,
+            model,
+            inner,
+            method="allreduce",
+            factors=None,
+            target_batch=48,
+            weight=6,
+            damping=lambda step: 0.01 + 0.01 * (step // 3),
+        )
+        number = 0
+        while (outcome := optimizer.outcome) is None or outcome.round < 14:
+            peer.pause((0.05, 0.08, slowest_s)[peer.me])
+            x, y = batch(number, own_part(peer.me, 0))
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            began_s = peer.now_s()
+            kfac.step()
+            assert peer.now_s() == began_s
+            optimizer.step()
+            number += 1
+            if optimizer.outcome is not None:
+                seen[optimizer.outcome.round] = nn.utils.parameters_to_vector(model.parameters()).detach()
+        assert kfac.plain == () and kfac.steps == 15
+        return seen, number
+
+    (first, batches), *others = (one for one in crew(3).run(train) if one is not None)
+    for seen, fewer in others:
+        common = seen.keys() & first.keys()
+        assert fewer < batches and len(common) >= 5
+        assert [at for at in sorted(common) if not torch.equal(seen[at], first[at])] == []
+
+
 def test_a_second_owner_decomposes_for_one_that_lives_and_is_silent() -> None:
     """Peer 1 trains on, and publishes nothing from its 9th step on."""
 
@@ -525,17 +581,18 @@ def test_measured_costs_outlive_the_peer_that_publishes_them_and_reach_one_that_
 @pytest.mark.parametrize("step", [0, 255, 256, 1001, 70_001, (1 << 24) - 1, (1 << 24) + 5])
 def test_stamps_are_exact_in_each_codec_that_is_taken(step: int) -> None:
     for codec in ("fp32", "bf16"):
-        needs: list[Any] = []
+        taken = [step - 1]
 
-        def alone(given: Any, codec: Any = codec, needs: list[Any] = needs) -> CrewCommunicator:
-            needs.append(given)
-            return CrewCommunicator(SoloTransport(0), "kfac", given, codec=codec)
+        def alone(given: Any, codec: Any = codec, taken: list[int] = taken) -> CrewCommunicator:
+            return CrewCommunicator(SoloTransport(0), "kfac", given, codec=codec, taken=lambda: taken[0])
 
         kfac = KFAC(nn.Linear(3, 2), lr=0.1, communicator=alone)
         peers = kfac._peers
-        peers.publish({"model.G.eigen": torch.ones(3, 2)}, {"model.G.eigen": 1.0}, 0, step)
-        assert peers.newest("model.G.eigen", step) is None, "all use it from the next step on"
-        assert peers.newest("model.G.eigen", step + 1) is not None
+        peers.publish({"model.G.eigen": torch.ones(3, 2)}, {"model.G.eigen": 1.0}, 0, 7)
+        taken[0] += 1
+        assert peers.newest("model.G.eigen", 7) is None, "all use it from the next step on"
+        taken[0] += 1
+        assert peers.newest("model.G.eigen", 7) is not None
 
 
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, 1e30, -1e30, -1.0])

@@ -153,6 +153,10 @@ class Node:
         """Whether a peer is here, and has not been silent when it owed a message."""
         return self._presence.heard_lately(peer)
 
+    def awaited(self, number: int) -> frozenset[PeerId]:
+        """The peers that a meeting of this number still waits for (any thread may ask)."""
+        return self._meetings.awaited(number)
+
     def resume(self, number: int, round_: int) -> None:
         """The crew has averaged before this peer came: a channel's next round comes after ``round_``.
 

@@ -4,7 +4,9 @@ Factors are averaged, weighted by samples; bases are computed at one owner each 
 ``NamedTensors``. Peers whose gradients the crew averages hold the same gradient and the same bases, so that
 each preconditions for itself, and nothing more travels: KAISA's communication-optimal placement. Bases come
 to peers at different moments, and these are to take the same steps: so all use one from the step on that
-follows its publication. A peer that has it later is brought into step by comparisons of replicas.
+follows its publication. Steps are told apart by the rounds of the gradients' averages, which have the same
+numbers everywhere, and not by a count of calls: towards a target batch each peer has as many batches as it
+likes. A peer that has a basis later is brought into step by comparisons of replicas.
 
 With fewer workers to a layer, bases go to these alone, and preconditioned gradients to all others: by a
 second average in each step, to which a layer's workers give its gradient and the others zeros. Each row of
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,7 +40,7 @@ from ragtag.optim.kfac.placement import LayerSize, MeasuredCosts, cost_of, kaisa
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.exchange.asked import averaging_of
 from ragtag.training.named import Averaging, NamedTensors, Newest
-from ragtag.training.optimizer.optimizer import CrewOptimizer
+from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.transport import PublishingTransport
 
 Placement = Literal["communication", "memory"] | float
@@ -52,7 +54,10 @@ GAIN = 0.1
 """Owners change where the busiest one has so much less to do then; times are no more exact than that."""
 COMING_MAX = 4
 """Versions of one basis that wait for their step; of more the oldest is passed over."""
-AHEAD_MAX = 2
+AHEAD_OWN_PACE = 3
+"""A basis is for so many steps after the next where each peer is at its own pace: the crew may have taken two
+since its owner's last one, and all are to have it before they use it."""
+AHEAD_MAX = 2 + AHEAD_OWN_PACE
 """A peer in step with others has no basis for a step further ahead: they are in its step, or in the next."""
 DIGITS = 3
 STAMPS = 2 * DIGITS
@@ -79,7 +84,9 @@ class CrewCommunicator:
 
     placement: "communication" (all peers are workers of all layers), "memory" (one is), or a share between.
     cost: by which bases have their owners; the same on all peers.
-    alike: whether all peers take the same steps, by gradients that they have averaged.
+    taken: the round of the last average of gradients by which all peers have taken the same step (-1: none);
+        ``None``: each takes its own.
+    in_step: whether peers wait for each other at each step.
     averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
@@ -95,17 +102,20 @@ class CrewCommunicator:
         *,
         placement: Placement = "communication",
         cost: PlacementCost = "compute",
-        alike: bool = True,
+        taken: Callable[[], int | None] = lambda: None,
+        in_step: Callable[[], bool] = lambda: True,
         averager: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
         seed: int = 0,
         founded: int | None = None,
         away: Callable[[int], bool] = lambda channel: False,
+        require_in: Callable[[str], None] = lambda asked: None,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport, self._needs = transport, needs
-        self._share, self._alike = share_of(placement), alike
+        self._share, self.taken = share_of(placement), taken
+        self.in_step, self.require_in = in_step, require_in
         if cost not in get_args(PlacementCost):
             raise ValueError(f'K-FAC: cost is {cost!r}; give "compute", "memory" or "measured"')
         if (DENSE[codec] if isinstance(codec, str) else codec) is int8:
@@ -150,6 +160,7 @@ class CrewCommunicator:
             settings=f"{needs.settings}, placement {placement}, cost {cost}",
             founded=founded,
             away=away,
+            require_in=require_in,
             on_outcome=on_outcome,
             on_publish=on_publish,
         )
@@ -182,7 +193,7 @@ class CrewCommunicator:
 
     def mine(self, step: int) -> list[str]:
         """The bases that this peer owns, and those for whose silent owner it stands in."""
-        self._look_at_costs(step)
+        self._look_at_costs(self._next(step))
         names = self.tensors.mine(self._costs)
         owners = self.tensors.owners(self._costs)
         stood_in = {name for name in names if owners[name].first != self._transport.me}
@@ -201,7 +212,8 @@ class CrewCommunicator:
             self._measured.took(took_s)
             if self._publishes_costs:
                 given[COSTS] = self._costs_to_come(self._measured)
-        stamps = torch.tensor([*_digits(step + 1), *_digits(min(late, STEPS_MAX - 1))], device="cpu")
+        begin = self._next(step) + (1 if self.in_step() else AHEAD_OWN_PACE)
+        stamps = torch.tensor([*_digits(begin), *_digits(min(late, STEPS_MAX - 1))], device="cpu")
         self.tensors.publish(
             {
                 name: torch.cat([stamps.to(one.device), one.reshape(-1).float()])
@@ -210,14 +222,23 @@ class CrewCommunicator:
             self._costs,
         )
 
+    def _next(self, step: int) -> int:
+        """The number of the step that is to be taken next, by all where they take it together."""
+        taken = self.taken()
+        return step if taken is None else taken + 1
+
     def newest(self, name: str, step: int) -> Basis | None:
         """The newest that is to be used at a step; never waits."""
+        taken = self.taken()
+        return self._used_at(name, step if taken is None else taken, alike=taken is not None)
+
+    def _used_at(self, name: str, step: int, alike: bool) -> Basis | None:
         came, coming = self.tensors.newest(name), self._coming[name]
         if came is not None and self._looked.get(name) != (came.version, came.peer):
             self._looked[name] = came.version, came.peer
             begin, late = (_number(came.tensor[at : at + DIGITS]) for at in (0, DIGITS))
             coming.append(_Coming(came, _nearest(begin, step), late))
-        while coming and not (self._alike and step < coming[0].begin <= step + AHEAD_MAX):
+        while coming and not (alike and step < coming[0].begin <= step + AHEAD_MAX):
             self._used[name] = coming.popleft()
         used = self._used.get(name)
         if used is None:
@@ -235,7 +256,7 @@ class CrewCommunicator:
 
     def _look_at_costs(self, step: int) -> None:
         """Place by the costs that are to be used at a step."""
-        came = None if self._measured is None else self.newest(COSTS, step)
+        came = None if self._measured is None else self._used_at(COSTS, step, alike=self.taken() is not None)
         if self._measured is None or came is None:
             return
         seconds = came.tensor.nan_to_num(0.0).clamp(-64.0, 64.0)  # of another peer: costs that can be
@@ -297,6 +318,10 @@ class _FactorRound:
         self, under_way: Averaging, factors: Collection[str], measured: MeasuredCosts | None
     ) -> None:
         self._under_way, self._factors, self._measured = under_way, factors, measured
+
+    @property
+    def over(self) -> bool:
+        return self._under_way.over
 
     def result(self) -> Mapping[str, Tensor]:
         mean = self._under_way.result()
@@ -377,14 +402,33 @@ def share_of(placement: Placement) -> float:
     )
 
 
-def averages_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all peers take the same steps with it."""
-    return isinstance(optimizer, CrewOptimizer) and optimizer._averaged.averages_gradients
+def round_taken(models: Iterable[AveragedModel], inner: torch.optim.Optimizer) -> int | None:
+    """The round of the last average of gradients by which a crew's inner optimizer took its step (-1: there
+    was none yet); ``None``: its steps are not the same at all peers.
+
+    models: of the crew's optimizers, of which one may be made later than what asks.
+    """
+    for averaged in models:
+        if averaged.inner is inner and averaged.averages_gradients:
+            return -1 if averaged.outcome is None else averaged.outcome.round
+    return None
 
 
-def require_gradients(placement: Placement, optimizer: torch.optim.Optimizer) -> None:
+def in_step(models: Iterable[AveragedModel], inner: torch.optim.Optimizer) -> bool:
+    """Whether no peer's optimizer goes on to its next steps without the others. models: as above."""
+    for averaged in models:
+        asked = averaged.asked
+        if averaged.inner is inner:
+            at_once = asked.averager.kind == "at once" and not asked.averager.quorum
+            return at_once and asked.between is not None and not asked.partial
+    return True
+
+
+def require_gradients(
+    placement: Placement, models: Iterable[AveragedModel], inner: torch.optim.Optimizer
+) -> None:
     """Raise ValueError where peers would take each other's gradients that are not of one mean."""
-    if share_of(placement) < 1 and not averages_gradients(optimizer):
+    if share_of(placement) < 1 and round_taken(models, inner) is None:
         raise ValueError(
             f"K-FAC: with placement {placement!r} peers take preconditioned gradients from each other, which "
             'is for gradients that all of them average: crew.optimizer(..., average="gradients") by '

@@ -110,9 +110,14 @@ class Newest:
 class Averaging:
     """A round of named tensors under way."""
 
-    def __init__(self, wait: Callable[[], NamedMean]) -> None:
-        self._wait = wait
+    def __init__(self, wait: Callable[[], NamedMean], over: Callable[[], bool] = lambda: True) -> None:
+        self._wait, self._over = wait, over
         self._mean: NamedMean | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the round is done, so that ``result()`` returns at once."""
+        return self._mean is not None or self._over()
 
     def result(self) -> NamedMean:
         """Wait until the round is done, which its own deadline bounds."""
@@ -141,6 +146,7 @@ class NamedTensors:
     settings: in words, what else all peers have to do alike; peers with others are refused.
     founded: how many seats the crew had at first.
     away: whether this peer is still on its way into the crew; asked with the channel of the averages.
+    require_in: raises ``ragtag.HasLeft``, with what is asked for, where this peer has left.
     on_outcome: told of each round.
     on_publish: called after values were published.
 
@@ -163,6 +169,7 @@ class NamedTensors:
         settings: str = "",
         founded: int | None = None,
         away: Callable[[int], bool] = lambda channel: False,
+        require_in: Callable[[str], None] = lambda asked: None,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
@@ -173,6 +180,7 @@ class NamedTensors:
         self._seed = seed ^ name_hash(name)
         self._founded = transport.n if founded is None else founded
         self._away, self._on_outcome, self._on_publish = away, on_outcome, on_publish
+        self._require_in = require_in
         self._channel = channel_of(f"{name}/averaged")
         """Of the averaged tensors' rounds."""
         self._published = channel_of(f"{name}/computed")
@@ -220,7 +228,9 @@ class NamedTensors:
         Raises:
             TypeError: a value is no tensor.
             ValueError: names or shapes are not those that were given, or the weight is below 0 or too large.
+            ragtag.HasLeft: this peer has left its crew.
         """
+        self._require_in("tensors.average()")
         if not self._averaged:
             raise ValueError(f"{self._name!r} averages nothing: give crew.tensors averaged={{name: shape}}")
         self._require(values, self._averaged, all_of_them=True)
@@ -233,7 +243,7 @@ class NamedTensors:
             mean = NamedMean(self._cut(table), alone, (), -1)
             return Averaging(lambda: mean)
         pending = self._transport.start(self._channel, table, weight)
-        made = self._pending = Averaging(lambda: self._end(pending))
+        made = self._pending = Averaging(lambda: self._end(pending), lambda: pending.over)
         return made
 
     def _end(self, pending: Pending) -> NamedMean:
@@ -331,7 +341,9 @@ class NamedTensors:
             TypeError: a value is no tensor.
             ValueError: a name or shape is not one that was given.
             ragtag.NotFinite: a value is NaN or infinite, or too large for float32; nothing is published.
+            ragtag.HasLeft: this peer has left its crew.
         """
+        self._require_in("tensors.publish()")
         self._require(values, self._computed, all_of_them=False)
         for name, value in values.items():
             if not np.isfinite(_plain(value)).all():
@@ -371,6 +383,7 @@ class NamedTensors:
         So eigenbases go to a layer's gradient workers alone (KAISA's hybrid placement). Raises ValueError:
         there is no such name.
         """
+        self._require_in("tensors.only()")
         for name in names:
             if name not in self._computed:
                 raise ValueError(f"{self._name!r} has no computed tensor {name!r}")

@@ -620,6 +620,18 @@ def test_all_that_have_ended_are_met_where_another_one_was_given_up() -> None:
     assert transport.met == [(30.0, {0, 2})]
 
 
+def test_the_last_mean_is_of_those_that_have_ended_and_no_others() -> None:
+    """One that trains on came to it later. Its model was averaged with old ones, and the others waited."""
+    of: list[object] = []
+    whole = SimpleNamespace(
+        copy=list, moved=lambda values: 0.0, mix=lambda weight, deadline_s, there: of.append(there)
+    )
+    stand = Stand("one", current=89, since=1, round=89)
+    model: Any = SimpleNamespace(name="model", whole=whole, stand=lambda: stand, settle=lambda: None)
+    ending.finish(Ends({2: (0.3, 90)}, {}), [model], 30.0, 10.0)
+    assert of == [{0, 2}]
+
+
 def test_the_wait_that_is_kept_is_told_anew_when_another_one_ends(caplog: pytest.LogCaptureFixture) -> None:
     ended({2: (25.0, 90)}, {})
     assert [record.getMessage() for record in caplog.records] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import operator
@@ -10,6 +11,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,7 @@ SHOWN = {
     "an optimizer": (CrewOptimizer, "inner name average outcome samples"),
     "a split": (Split, "dataset batch_size epoch samples"),
     "named tensors": (ragtag.NamedTensors, " ".join(TENSORS)),
-    "a round of named tensors": (Averaging, "result"),
+    "a round of named tensors": (Averaging, "over result"),
     "a hook's state": (ragtag.hooks.CrewState, "name outcome behind average_models"),
     "a sparse hook's state": (ragtag.hooks.SparseState, "stats state_dict load_state_dict"),
     "a model in a hook's DDP": (DistributedDataParallel, ""),
@@ -180,6 +182,76 @@ def test_kfac_alone_trains_and_is_kept_with_the_rest(tmp_path: Path) -> None:
     assert steps == [7, 14] and max(ages) <= 3
     with pytest.raises(ragtag.HasLeft):
         crew.kfac(model, sgd)
+
+
+@pytest.mark.parametrize("first", ["optimizer", "kfac"])
+def test_kfac_knows_the_crews_steps_by_the_inner_optimizer_too(first: str) -> None:
+    """Given it, or made before the crew's: all peers are to use a basis from the same step on."""
+    with ragtag.join() as crew:
+        model, other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        sgd, local = (torch.optim.SGD(one.parameters(), lr=0.05) for one in (model, other))
+        kfac = crew.kfac(model, sgd) if first == "kfac" else None
+        optimizer = crew.optimizer(sgd, model=model, average="gradients")
+        kfac = kfac or crew.kfac(model, sgd, placement="memory")
+        assert kfac._peers.taken() == -1
+        model(torch.randn(3, 4)).sum().backward()
+        kfac.step()
+        optimizer.step()
+        assert kfac._peers.taken() == optimizer.outcome.round == 0
+        crew.optimizer(local, model=other, average="models")
+        assert crew.kfac(other, local)._peers.taken() is None
+
+
+def test_after_leaving_named_tensors_and_kfac_say_so_and_saving_goes_on(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    with ragtag.join() as crew:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+        kfac = crew.kfac(model, crew.optimizer(sgd, model=model, average="gradients"))
+        tensors = crew.tensors("t", averaged={"a": (2,)}, computed={"b": (2,)})
+        model(torch.randn(3, 4)).square().sum().backward()
+        kfac.step()
+        sgd.step()
+        tensors.publish({"b": torch.ones(2)})
+    for asked in (
+        kfac.step,
+        lambda: tensors.average({"a": torch.ones(2)}),
+        lambda: tensors.publish({"b": torch.ones(2)}),
+        lambda: tensors.only(["b"]),
+    ):
+        with pytest.raises(ragtag.HasLeft):
+            asked()
+    assert model.weight.grad is not None
+    plain = (model.weight - 0.05 * model.weight.grad).detach()
+    sgd.step()
+    torch.testing.assert_close(model.weight.detach(), plain)
+    assert crew.save(tmp_path).exists()
+    assert kfac.steps == 1 and tensors.newest("b") is not None
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        kfac._thread.submit(int)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_crew_that_was_left_is_freed_with_all_that_it_made(given: bool) -> None:
+    """A notebook joins again and again."""
+
+    def once() -> list[weakref.ref[object]]:
+        model = torch.nn.Linear(4, 2)
+        with ragtag.join() as crew:
+            sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+            optimizer = crew.optimizer(sgd, model=model if given else None, average="gradients")
+            kfac = crew.kfac(model, optimizer)
+            if given:
+                model(torch.randn(3, 4)).square().sum().backward()
+                kfac.step()
+                optimizer.step()
+        return [weakref.ref(one) for one in (model, crew, optimizer, kfac)]
+
+    looking = torch.nn.modules.module._global_forward_pre_hooks
+    before = len(looking)
+    left = once()
+    gc.collect()
+    assert [one() for one in left] == [None] * 4
+    assert len(looking) <= before, "nothing looks at what is called"
 
 
 def test_what_kfac_cannot_do_is_said_and_leaves_its_name_free() -> None:

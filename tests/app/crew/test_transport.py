@@ -18,7 +18,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
-from ragtag.core.types import Average, Offer, Outcome
+from ragtag.core.types import Average, Offer, Outcome, Together
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.rounds.allreduce import direct
@@ -135,6 +135,30 @@ def test_a_round_knows_for_how_long_its_trainer_went_on_beside_the_last(looks: b
         came = all_at_once(transports(crew), train)
     assert came == {0: None, 1: None}
     assert asked == [0.0, 0.5, 0.25, 0.0]
+
+
+def test_what_some_open_together_waits_for_no_others_and_these_own_nothing_of_it() -> None:
+    """As at the end, where one peer trains on. ``PATIENCE_S`` would be over for it in vain."""
+    schema = schema_of(400, 2)
+
+    def work(transport: DriverTransport) -> tuple[float, Outcome]:
+        first = joining(schema, rounds=1)(transport)
+        began_s = time.monotonic()
+        if transport.me == 0:
+            return 0.0, first
+        together = Together(PATIENCE_S, frozenset({1, 2}))
+        transport.configure(1, schema, direct, fp32, together=together)
+        values = np.full((schema.n_chunks(fp32.elements), fp32.elements), transport.me, np.float32)
+        found = transport.start(1, values, 1.0).wait()
+        return time.monotonic() - began_s, found
+
+    with Crew(3) as crew:
+        came = all_at_once(transports(crew), work)
+    for peer in (1, 2):
+        took_s, outcome = came[peer]
+        assert took_s < PATIENCE_S / 4
+        assert outcome.heard.tolist() == [0b110] * len(outcome.heard)
+        assert (outcome.mean == 1.5).all()
 
 
 def test_a_peer_sees_that_others_have_begun_a_round() -> None:
@@ -284,8 +308,9 @@ def test_a_peer_whose_parameter_is_nan_raises_its_name_and_the_others_go_on() ->
 
 
 def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_than_the_deadline(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ragtag.app.crew.transport._SAID_AFTER_S", GIVE_UP_S / 4)
     with Crew(3, absent=[2]) as crew, caplog.at_level(logging.WARNING, "ragtag"):
         of = transports(crew, GIVE_UP_S)
         began_s = time.monotonic()
@@ -294,7 +319,9 @@ def test_a_peer_that_died_before_its_first_average_holds_nobody_up_for_longer_th
     for peer in (0, 1):
         assert came[peer].heard.tolist() == [0b011] * len(came[peer].heard)
         assert (came[peer].mean == 0.5).all()
-    assert "no model from peer 2 yet; going on without" in caplog.messages
+    waiting = "waiting for peer 2 to make a model, as all do, for "
+    assert sum(waiting in said for said in caplog.messages) == 2, "once each"
+    assert "peer 2 has not made a model yet; going on without" in caplog.messages
     assert GIVE_UP_S <= took_s < PATIENCE_S
 
 
@@ -334,7 +361,7 @@ def test_at_another_place_nothing_is_opened_that_all_opened_together(monkeypatch
 
     def work(transport: DriverTransport) -> DriverTransport:
         transport.configure(0, schema, direct, fp32)
-        transport.configure(1, schema, direct, fp32, together_s=PATIENCE_S)
+        transport.configure(1, schema, direct, fp32, together=Together(PATIENCE_S))
         return transport
 
     with Crew(2) as crew:
@@ -344,7 +371,7 @@ def test_at_another_place_nothing_is_opened_that_all_opened_together(monkeypatch
         monkeypatch.setattr(transport, "_open", lambda channel, *_: opened.append(channel))
         transport.moved(crew.drivers[0], SimpleNamespace(late=True))  # type: ignore[arg-type]
         assert opened == [0]
-        transport.configure(1, schema, direct, fp32, together_s=PATIENCE_S)
+        transport.configure(1, schema, direct, fp32, together=Together(PATIENCE_S))
         assert opened == [0, 1], "and it may be opened again"
 
 

@@ -42,8 +42,9 @@ from ragtag.training.kfac import (
     CrewCommunicator,
     Placement,
     PlacementCost,
-    averages_gradients,
+    in_step,
     require_gradients,
+    round_taken,
 )
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -275,6 +276,7 @@ class Crew:
                 seed=self.seed,
                 founded=self.size,
                 away=peer.on_its_way,
+                require_in=peer.require_in,
                 on_outcome=peer.record_round,
                 on_publish=peer.took_part,
             )
@@ -465,9 +467,11 @@ class Crew:
 
         Each layer's factors are averaged with all peers', and decomposed at one of them for all; a second one
         does it where that is silent. Nobody waits for a decomposition: a peer goes on with the newest that it
-        has, whose age is in ``kfac.ages()``, ``kfac.age`` and the trace.
+        has, whose age is in ``kfac.ages()``, ``kfac.age`` and the trace. Towards a target batch call it after
+        each batch.
 
-        optimizer: the crew's, or a plain one. Gradients that it averages are preconditioned after that.
+        optimizer: the crew's, or its inner one, or a plain one. Gradients that the crew averages are
+            preconditioned after that.
         name: of what is averaged and computed, the same on all peers ("kfac", "kfac 2", ...).
         placement: "communication": all peers precondition all layers, and no gradient travels for it.
             "memory": one peer does each layer's, and it alone has the bases; in each step gradients travel.
@@ -503,12 +507,14 @@ class Crew:
                 needs,
                 placement=placement,
                 cost=cost,
-                alike=averages_gradients(optimizer),
+                taken=partial(round_taken, peer.models, inner),
+                in_step=partial(in_step, peer.models, inner),
                 averager=averager,
                 codec=codec,
                 seed=self.seed,
                 founded=self.size,
                 away=peer.on_its_way,
+                require_in=peer.require_in,
                 on_outcome=told,
                 on_publish=peer.took_part,
             )
@@ -517,7 +523,7 @@ class Crew:
 
         here: list[KFAC] = []
         crews: list[CrewCommunicator] = []
-        require_gradients(placement, optimizer)
+        require_gradients(placement, peer.models, inner)
         if PRIVATE in peer.keeper.extra:
             raise ValueError(
                 "crew.kfac: its factors are of samples, which no noise hides, beside crew.private"
@@ -696,14 +702,15 @@ class Crew:
         deadline_s: for what is queued.
         finish: False: end with the model as it is, and wait for nobody.
 
-        Calling it twice does no harm. From then on this crew's optimizers and splits raise
-        ``ragtag.HasLeft``; models, ``optimizer.inner`` and ``save`` work as before.
+        Calling it twice does no harm. From then on this crew's optimizers, splits, named tensors and K-FACs
+        raise ``ragtag.HasLeft``; models, ``optimizer.inner`` and ``save`` work as before. K-FACs are closed:
+        ``optimizer.inner`` takes the gradients as they are.
         """
         try:
             if finish and not self._peer.left:
                 self.finish()
         finally:
-            self._peer.leave(deadline_s, failed=False)
+            _leave(self._peer, deadline_s, failed=False)
 
     def __enter__(self) -> Crew:
         return self
@@ -723,7 +730,17 @@ def _end(peer: Peer, error: BaseException) -> None:
     if failed and peer.place.ready_fd is None:  # else the launcher records it, with its traceback
         what = f"{type(error).__name__}: {error}"
         peer.log.record(trace.Error(t=peer.log.now_s(), peer=peer.rank, what=what))
-    peer.leave(LEAVE_S, failed)
+    _leave(peer, LEAVE_S, failed)
+
+
+def _leave(peer: Peer, deadline_s: float, failed: bool) -> None:
+    """Leave, and end the hooks and threads of what this peer has made."""
+    try:
+        peer.leave(deadline_s, failed)
+    finally:
+        for kept in peer.keeper.extra.values():
+            if isinstance(kept, KFAC):
+                kept.close()
 
 
 def _is_failure(error: BaseException) -> bool:

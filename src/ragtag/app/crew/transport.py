@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,6 +69,7 @@ from ragtag.protocols.rounds.rps import rps
 PROBE = 254
 """The channel of probes."""
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
+_SAID_AFTER_S = 5.0  # a peer that waits for others to open a channel says so then
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
 _AHEAD_LOOK_S = 0.05  # how often one that waits for others' rounds looks whether anybody is to begin one
 
@@ -397,12 +399,15 @@ class DriverTransport:
         parts = schema.fragments
         opens = form_of(channel, hash32, method, known_name(codec), chunks, parts)
         form, topic, told = self._forms.add(opens)
+        apart = self._apart(there)
         opened = Channel(
-            method, codec, chunks, deadline_s, rtt_s,
-            reuse=True, fragments=parts, edges=schema.edges(codec.elements), assisted=form.assisted,
+            method, codec, chunks, deadline_s, rtt_s, reuse=True, fragments=parts,
+            edges=schema.edges(codec.elements), assisted=form.assisted, aside=apart,
         )  # fmt: skip
         by = rps if self.n <= PEERS_MAX else method
-        probe = Channel(by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True)
+        probe = Channel(
+            by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True, aside=apart
+        )
         # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
         self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
@@ -649,13 +654,14 @@ class DriverTransport:
             SchemaMismatch: the others average something else.
             SeatLost: another peer has this one's seat.
         """
-        driver = self._driver
+        driver, number, until_s, missing = self._driver, channel, 0.0, frozenset[PeerId]()
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event, meeting = opening.step(time.monotonic(), event), None, None
             for effect in effects:
                 if isinstance(effect, Tell):
-                    for_s = effect.deadline_s - time.monotonic()
+                    number, until_s = effect.number, effect.deadline_s
+                    for_s = until_s - time.monotonic()
                     meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.there)
                 elif isinstance(effect, Left):
                     driver.leave(effect.peer)
@@ -664,18 +670,33 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect, self._apart(opening.there))
+                    event = self._probe(effect, missing | self._apart(opening.there))
                 elif isinstance(effect, Arm) and meeting is not None:
+                    says = self._saying(opening, number, until_s)
                     try:
-                        met = await_meeting(driver, meeting, effect.at_s - time.monotonic())
-                        event = known_to(driver, met, channel)
+                        met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)
+                        event, missing = known_to(driver, met, channel), frozenset(met.missing)
                     except TimeoutError:
                         event = Expired(effect.timer)
                 else:
                     self._phases.told(effect)
 
+    def _saying(self, opening: ChannelWay, number: int, until_s: float) -> Callable[[], None]:
+        """To be called while others are waited for: says once for whom, and until when."""
+        at_s = time.monotonic() + _SAID_AFTER_S
+
+        def says() -> None:
+            nonlocal at_s
+            now_s = time.monotonic()
+            awaited = self._driver.node.awaited(number) if now_s >= at_s else ()
+            if awaited:
+                at_s = math.inf
+                self._phases.told(opening.waits_for(sorted(awaited), until_s - now_s))
+
+        return says
+
     def _probe(self, probe: ProbeRound, aside: frozenset[PeerId]) -> Timed:
-        """Average zeros once, and say how long the longer stage took."""
+        """Average zeros once, and say how long the longer stage took. aside: those that nobody waits for."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
         outcome = self.start(PROBE, zeros, 1.0, probe.for_s, aside).wait()
         longer_s = max(outcome.scatter_s, outcome.gather_s)

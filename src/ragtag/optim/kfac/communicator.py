@@ -38,6 +38,11 @@ class Needs:
 class FactorRound(Protocol):
     """An average under way."""
 
+    @property
+    def over(self) -> bool:
+        """Whether ``result`` is there at once."""
+        ...
+
     def result(self) -> Mapping[str, Tensor]:
         """Wait for its end, which its own deadline bounds. The means by name, without what nobody gave."""
         ...
@@ -57,6 +62,22 @@ class Basis:
 
 class Communicator(Protocol):
     """Named tensors: factors that are averaged, and bases that an owner computes for all."""
+
+    def require_in(self, asked: str) -> None:
+        """Raise the crew's error, with what was asked for, where this peer has left it."""
+        ...
+
+    def taken(self) -> int | None:
+        """The number of the newest step that all take together, the same at each; ``None``: each peer takes
+        steps of its own.
+        """
+        ...
+
+    def in_step(self) -> bool:
+        """Whether peers wait for each other at each step, so that to wait for an average of factors costs
+        little more. Else each goes on at its own pace, and takes the average once it is over.
+        """
+        ...
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
         """Begin an average of factors, each over the peers that give it.
@@ -97,6 +118,8 @@ class Communicator(Protocol):
 
 
 class _Ended:
+    over = True
+
     def __init__(self, values: Mapping[str, Tensor], on_taken: Callable[[], None]) -> None:
         self._values, self._on_taken = values, on_taken
 
@@ -113,6 +136,16 @@ class OneProcess:
         self._forms = {name: (example.shape, example.device) for name, example in needs.computed.items()}
         self._rounds = 0
         self._held: dict[str, tuple[Tensor, int]] = {}
+
+    def require_in(self, asked: str) -> None:
+        """There is no crew to leave."""
+
+    def taken(self) -> None:
+        """There are no others."""
+
+    def in_step(self) -> bool:
+        """There is nobody to wait for."""
+        return True
 
     def average(self, values: Mapping[str, Tensor], weight: float) -> FactorRound:
         """Done at once; it counts when its result is taken, which is to be once."""

@@ -207,6 +207,7 @@ class KFAC:
         self._rounds = 0
         self._due = False
         self._now: tuple[int, float, float | None] | None = None  # the step under way: number, damping, clip
+        self._taken = self._peers.taken()  # the crew's number of the last step that was counted
         self._job: _Job | None = None
         self._forgotten = False
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
@@ -278,14 +279,21 @@ class KFAC:
         Call it before ``optimizer.step()``. samples: how much this peer's factors count in an average (by
         default as many as its passes had). Gradients stay as they are where one of them is not finite.
 
+        A step is one of the optimizer. Where it gathers several batches for one, calls after the first do
+        nothing, and their passes go into the next step's factors.
+
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed.
+            RuntimeError: K-FAC was closed (ragtag.HasLeft: the crew was left, which closes it).
         """
+        self._peers.require_in("kfac.step()")
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
         if samples is not None and not 0 <= samples < math.inf:
             raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
+        if self._waits and self._now is not None:  # peers may have unlike numbers of batches for one step
+            self._collect()
+            return
         at = self.steps
         self._lr(at)
         damping, decay = self._damping(at), self._decay(at)
@@ -293,9 +301,9 @@ class KFAC:
         turn, next_opened = self._inverse_every(at), self._factor_every(at + 1)
         self._look_at_shapes()
         self._collect()
-        opened = self._gate.opened
+        opened = self._gate.opened and self._is_settled()
         self._due |= turn
-        if self._thread is None:
+        if self._thread is None and self._peers.in_step():
             if opened:
                 self._fold(decay, samples)
             if self._due:
@@ -306,7 +314,7 @@ class KFAC:
                 self._settle()
                 if not self._rounds:
                     self._fold(decay, samples)
-                    self._settle()
+                    self._is_settled()
                     opened = False
             if self._due and self._job is None and self._rounds:
                 self._decompose(damping)
@@ -338,6 +346,15 @@ class KFAC:
             if layer.folded > before[layer.name]
         }
         self._round = self._peers.average(factors, float(seen) if samples is None else samples)
+
+    def _is_settled(self) -> bool:
+        """Take the average under way, unless others at their own pace are to be waited for: passes go on into
+        the next one's factors then.
+        """
+        if self._round is not None and not self._peers.in_step() and not self._round.over:
+            return False
+        self._settle()
+        return True
 
     def _settle(self) -> None:
         """Take the average under way, if there is one."""
@@ -379,8 +396,11 @@ class KFAC:
         A kind of optimizer that calls its parent's ``step`` calls the hooks of both: what is preconditioned
         already is left as it is.
         """
-        told, self._now = self._now is not None, self._now or self._before()
-        at, damping, kappa = self._now
+        told, taken = self._now is not None, self._peers.taken()
+        if not told and taken != self._taken:
+            self.went_on(1)  # a step of the crew for which this peer's batch came too late
+        self._taken = taken
+        at, damping, kappa = self._now or self._before()
         self._now = None
         lr = self._lr(at)
         work = self._peers.works_on()
@@ -442,8 +462,13 @@ class KFAC:
     # -- The end, and checkpoints
 
     def close(self) -> None:
-        """Take the hooks off the model, and end the thread after the decomposition that it is at."""
+        """Take the hooks off the model, and end the thread after the decomposition that it is at.
+
+        An average under way is given up. ``state_dict`` works as before.
+        """
         self._end()
+        self._due |= self._job is not None
+        self._round = self._job = None
 
     def state_dict(self) -> dict[str, Any]:
         """Between steps: the running averages, and, where there are no other peers, the decompositions.
@@ -510,6 +535,7 @@ class KFAC:
             layer.folded = folded[name]
             layer.forget()
         self.steps, self._due, self._gate.opened = steps, due, opened
+        self._taken = self._peers.taken()
         self._job, self._round = None, None
 
 

@@ -112,7 +112,7 @@ class Rounds:
         self._tardy = 0
         """How many rounds in a row others had ended when this peer began them."""
         self._withheld: frozenset[PeerId] = frozenset()
-        self._aside: frozenset[PeerId] = frozenset()
+        self._aside = opening.channel.aside
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
         self._serves = not opening.crew.role.gives

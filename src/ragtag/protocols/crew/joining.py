@@ -860,7 +860,8 @@ class ChannelWay:
         effects: list[ChannelEffect] = []
         missing = [peer for peer in heard.met.missing if peer not in heard.gone]
         if missing:
-            effects.append(Say(f"no model from {_these(missing)} yet; going on without"))
+            has = "has" if len(missing) == 1 else "have"
+            effects.append(Say(f"{_these(missing)} {has} not made {self._what} yet; going on without"))
         if larger := outvoted_by(mine, theirs):
             self.state = _State.OVER
             why = (
@@ -878,6 +879,18 @@ class ChannelWay:
             agreed = name_hash(f"agreed/{self._channel}")
             return effects + self._meet(now_s, _State.AGREEING, agreed, b"")
         return effects + self._agreed(now_s)
+
+    def waits_for(self, peers: Collection[PeerId], at_most_s: float) -> Say:
+        """What is said where others take long to come to this channel."""
+        return Say(
+            f"waiting for {_these(peers)} to make {self._what}, as all do, for {at_most_s:.0f} s at most"
+        )
+
+    @property
+    def _what(self) -> str:
+        """What others are to make, in words: a model, or by its name what has named tensors."""
+        name, named, _ = self._schema.content.partition(": ")
+        return f"{name!r}" if named else "a model"
 
     def _difference(self, other: Schema | str) -> str:
         return other if isinstance(other, str) else self._schema.difference(other) or ""

@@ -105,6 +105,11 @@ class Meeting:
         """Whether this peer has told its blob in it."""
         return self._tell is not None
 
+    @property
+    def awaited(self) -> frozenset[PeerId]:
+        """The peers that it still waits for, which have told nothing (any thread may ask)."""
+        return frozenset(self._expected).difference(tuple(self._blobs)) if self.under_way else frozenset()
+
     def without(self, absent: frozenset[PeerId]) -> None:
         """Do not wait for these peers. What they tell in time counts all the same."""
         self._expected -= absent
@@ -245,6 +250,11 @@ class Meetings:
                 del self._meetings[min(idle or self._meetings)]
             meeting = self._meetings[number] = make()
         return meeting
+
+    def awaited(self, number: int) -> frozenset[PeerId]:
+        """The peers that a meeting still waits for (any thread may ask)."""
+        meeting = self._meetings.get(number)
+        return frozenset() if meeting is None else meeting.awaited
 
     def tell(self, now_s: float, event: Joined | Left | Visits) -> list[Effect]:
         """Tell all meetings of a peer that comes or goes."""

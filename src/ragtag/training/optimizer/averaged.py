@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -167,10 +168,11 @@ class AveragedModel:
 
     def _look_for_modules(self) -> None:
         self.look_no_more()
-        self._watch = Watch(self.parameters)
+        watch = self._watch = Watch(self.parameters)
+        weakref.finalize(self, watch.end)  # of nothing that refers to this: a finalizer lives as long as that
 
     def look_no_more(self) -> None:
-        """Find no further module: averaging begins, or its optimizer is gone."""
+        """Find no further module: averaging begins."""
         if self._watch is not None:
             self._watch.end()
             self._watch = None

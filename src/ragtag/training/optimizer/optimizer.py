@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
@@ -172,7 +171,6 @@ class CrewOptimizer(torch.optim.Optimizer):
             on_note=on_note,
             on_step=on_step,
         )
-        weakref.finalize(self, self._averaged.look_no_more)
 
     def __repr__(self) -> str:
         averaged = self._averaged

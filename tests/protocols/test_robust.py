@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ragtag.protocols.rounds.robust import (
     _sorted,
     believed,
     liars_among,
+    require_enough,
 )
 from tests.protocols.harness import TINY, World
 
@@ -313,6 +315,21 @@ def test_a_crew_of_two_never_averages() -> None:
         assert not outcome.averaged.any()
         assert np.array_equal(outcome.mean, values_of(2)[peer])
         assert outcome.judged is not None and outcome.judged.short == 6
+
+
+@given(st.floats(0.001, 0.499), st.integers(2, 64))
+def test_a_crew_too_small_for_its_guard_is_refused_with_what_would_do(liars: float, peers: int) -> None:
+    guard = CentredClipping(liars)
+    if peers >= 2 * liars_among(guard, peers) + 1:
+        require_enough(guard, peers)
+        return
+    with pytest.raises(ValueError, match="there would be none") as refused:
+        require_enough(guard, peers)
+    said = re.search(r"write liars=(\S+) or less", str(refused.value))
+    if said is None:
+        assert peers == 2 and "begin with 3 peers" in str(refused.value)
+    else:
+        require_enough(CentredClipping(float(said[1])), peers)
 
 
 def test_who_adds_shares_up_on_their_way_cannot_be_guarded() -> None:

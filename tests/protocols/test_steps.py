@@ -81,6 +81,25 @@ def test_rounds_that_are_followed_tell_the_number_alone() -> None:
     assert steps.number(B, 11) == 12
 
 
+def test_one_that_followed_rounds_of_a_later_channel_is_in_step_with_those_before_it() -> None:
+    """They were all in one step of its script: it was half a step out of phase with the others ever after."""
+    steps = begun((B, 0), (A, 0), (B, 1))
+    for number in (20, 21, 22):
+        steps.begins(A, steps.number(A, number), gives=False)
+    for step in (23, 24):
+        for channel in (B, A):
+            assert steps.number(channel, step) == step
+            steps.begins(channel, step)
+
+
+def test_steps_to_which_a_peer_gives_nothing_are_steps() -> None:
+    steps = begun((A, 0), (B, 0))
+    for step in (1, 2, 3):
+        for channel in (A, B):
+            assert steps.number(channel, step) == step
+            steps.begins(channel, step, gives=False)
+
+
 def test_a_channel_that_is_opened_anew_is_counted_from_the_first() -> None:
     steps = begun((A, 0), (B, 0), (A, 20), (B, 1))
     for channel in (A, B):

@@ -206,7 +206,7 @@ class FakeTransport:
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
-    may_grow = False
+    may_grow = late = False
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -14,6 +14,7 @@ from ragtag.core.schema import SchemaMismatch
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
+from tests.training.fake_transport import FakeCrew, FakeTransport
 
 PEERS, LIAR, STEPS = 5, 2, 10
 GUARDS = [ragtag.TrimmedMean(0.2), ragtag.CentredClipping(0.2)]
@@ -70,4 +71,22 @@ def test_peers_compare_their_guards() -> None:
         train(peer, 1.0, {"guard": GUARDS[peer.me % 2]})
 
     with pytest.raises(SchemaMismatch, match="guarded by a trimmed mean"):
-        SimulatedCrew(2, seed=1).run(differ)
+        SimulatedCrew(3, seed=1).run(differ)
+
+
+@pytest.mark.parametrize(
+    ("peers", "liars", "instead"), [(4, 0.3, "liars=0.25 or less"), (2, 0.2, "begin with 3 peers")]
+)
+def test_a_crew_that_is_too_small_for_its_guard_is_refused(peers: int, liars: float, instead: str) -> None:
+    """Each of its rounds was without an average, and nothing told."""
+
+    def begin(peer: FakeTransport) -> CrewOptimizer:
+        inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        return CrewOptimizer(inner, peer, guard=ragtag.CentredClipping(liars))
+
+    with pytest.raises(ValueError, match=instead):
+        begin(FakeCrew(peers).transport(0))
+    begin(FakeCrew(1).transport(0))
+    late = FakeCrew(peers).transport(0)
+    late.late = True
+    begin(late)

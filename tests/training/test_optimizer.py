@@ -304,6 +304,7 @@ class FirstChunkOnly:
 
     me: int = 0
     n: int = 2
+    late: bool = False
     live: frozenset[int] = frozenset({0, 1})
 
     def now_s(self) -> float:

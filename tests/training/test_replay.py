@@ -519,6 +519,16 @@ def test_donors_that_have_nothing_to_give_are_not_the_last_that_are_asked() -> N
     assert script.model == list(range(came.outcome.round + 1))
 
 
+def test_where_no_round_has_a_mean_it_comes_to_an_end_and_gives_again() -> None:
+    """As with a guard, for which too few shares come until this peer gives: it followed for ever."""
+    for age, missing in ((0, 0), (2, 2)):
+        script = Script([age] * TRIES, lost=frozenset(range(100, 10_001)))
+        came = script.run()
+        assert len(script.followed) <= TRIES * (script.takes + 2)
+        assert came.outcome is not None and script.model == list(range(came.state_round + 1))
+        assert came.missing == missing and came.in_step is (missing == 0)
+
+
 def test_nobody_gives_the_state() -> None:
     script = Script([None] * TRIES)
     came = script.run()

@@ -110,7 +110,7 @@ class Seat:
     def posts(self, topic: int) -> dict[int, bytes]:
         return {peer: posted.blob for peer, posted in self.notices(topic).posts.items()}
 
-    may_grow = False
+    may_grow = late = False
 
     def now_s(self) -> float:
         self.crew.at_s += LOOK_S

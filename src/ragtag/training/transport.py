@@ -47,6 +47,13 @@ class Peers(Protocol):
         ...
 
     @property
+    def late(self) -> bool:
+        """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once (see
+        ``state.abreast``).
+        """
+        ...
+
+    @property
     def live(self) -> frozenset[int]:
         """The peers believed to take part now; always with this one."""
         ...

@@ -211,14 +211,16 @@ class StepOrder:
     A channel is of the steps while each of them has a round of it that has the step's number. Others, such as
     one that is averaged at every tenth step, are numbered by themselves.
 
-    One that follows rounds of a channel, until it has the crew's state, takes no steps by them. So a round to
-    which a peer gives nothing tells the step's number alone, and not which channels a step has.
+    One that follows rounds of a channel, until it has the crew's state, takes no steps by them: all of these
+    are in one step of its script. So where a peer gives nothing to some rounds of a channel one after the
+    other, each tells the step's number alone. It begins no step, and the channels of this step stay known.
     """
 
     def __init__(self) -> None:
         self._step = -1
         self._now: set[int] = set()  # the channels that this step had,
         self._before: set[int] = set()  # and those of the step before it
+        self._last = -1  # the channel that began a round last
 
     def number(self, channel: int, number: int) -> int:
         """The round of a channel that begins next. number: that which would, for all the channel knows."""
@@ -227,9 +229,14 @@ class StepOrder:
         return max(number, self._step) if channel in self._before else number
 
     def begins(self, channel: int, number: int, gives: bool = True) -> None:
-        """A round of a channel begins. A step is over when one of its channels begins anew."""
+        """A round of a channel begins. A step is over when one of its channels begins anew.
+
+        gives: whether this peer adds anything to the round.
+        """
+        again, self._last = channel == self._last, channel
         if channel in self._now:
-            self._before, self._now = self._now if gives else self._before | self._now, set()
+            if gives or not again:
+                self._before, self._now = self._now, set()
         elif channel not in self._before and self._now and number != self._step:
             return
         self._step = number

@@ -19,9 +19,10 @@ different peers: another rule, without Krum's proof, that throws away the shares
 
 Both rules hold against ``f`` liars: ``liars`` of the peers that the owner knows to live, rounded up. Where
 fewer than ``2 f + 1`` shares of a chunk came, liars may be the majority of those, and the chunk has no
-average: each peer keeps its own values. So a crew of two never averages with a guard. Whatever ``f`` liars
-send, each value of a trimmed mean lies between the least and the greatest that an honest peer sent. Each
-value of the median does, too, and a clipped share lies no farther from it than an honest one.
+average: each peer keeps its own values. So a crew of two never averages with a guard. One that is founded too
+small for its guard is refused (``require_enough``). Whatever ``f`` liars send, each value of a trimmed mean
+lies between the least and the greatest that an honest peer sent. Each value of the median does, too, and a
+clipped share lies no farther from it than an honest one.
 
 A peer claims the weight of its own share. What exceeds ``heaviest`` times the middle one of the weights is
 not believed. A share counts for the peer that sent it, whatever contributors it names.
@@ -313,3 +314,18 @@ class Shares:
 def liars_among(guard: RobustMean, peers: int) -> int:
     """How many of so many peers may lie: the guard's share of them, rounded up."""
     return math.ceil(guard.liars * peers - 1e-9)
+
+
+def require_enough(guard: RobustMean, peers: int) -> None:
+    """Raise ValueError where the shares of all of so many peers are too few for any average."""
+    f = liars_among(guard, peers)
+    if peers >= 2 * f + 1:
+        return
+    may = (peers - 1) // 2 * 100 // peers  # rounded down, so that what is said will do
+    instead = (
+        f"write liars={may / 100:g} or less" if may else "begin with 3 peers or more, or leave out guard"
+    )
+    raise ValueError(
+        f"guard={guard!r}: of {peers} peers {f} may lie, and an average takes the shares of {2 * f + 1}, so "
+        f"there would be none: {instead}"
+    )

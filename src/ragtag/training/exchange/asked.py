@@ -16,7 +16,7 @@ from ragtag.core.types import Noted
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.channel.averagers import AVERAGERS
-from ragtag.protocols.rounds.robust import CentredClipping, RobustMean, TrimmedMean
+from ragtag.protocols.rounds.robust import CentredClipping, RobustMean, TrimmedMean, require_enough
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Schedule
 from ragtag.schedules.centre import Centre
@@ -145,11 +145,16 @@ def asked_of(
     guard: RobustMean | None,
     has_model: bool,
     target_batch: float | None = None,
+    late: bool = False,
 ) -> Asked:
     """What an optimizer of a crew of ``n`` is asked for, names looked up and checked to go together.
 
+    late: whether the crew averaged before this peer came. It goes by what the others began with: a crew that
+        one peer began may not have enough for its guard yet.
+
     Raises TypeError: something else stands where an option belongs. ValueError: there is nothing of that
-    name, or two options do not go together (``exchange.combine``).
+    name, two options do not go together (``exchange.combine``), or the crew is too small for its guard (a
+    crew of one goes on alone).
     """
     require_kinds(outer=outer, compress=compress, guard=guard)
     if average not in ("models", "gradients"):
@@ -177,6 +182,8 @@ def asked_of(
         target=None if target_batch is None else TargetBatch(target_batch),
     )
     require_together(asked)
+    if guard is not None and n > 1 and not late:
+        require_enough(guard, n)
     return replace(asked, averager=rated(asked.averager, inner, n))
 
 

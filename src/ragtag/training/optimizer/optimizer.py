@@ -78,7 +78,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``.
     guard: ``ragtag.TrimmedMean(liars=.2)`` or ``ragtag.CentredClipping(liars=.2)``: how owners of blocks
         average what peers send, where a share ``liars`` of the peers may lie (``protocols.rounds.robust``).
-        Against lying owners it does nothing. ``None``: by the weighted mean.
+        Against lying owners it does nothing. A crew that begins with too few peers for it is refused: a
+        fifth takes three. ``None``: by the weighted mean.
     weight: how much this peer counts in a mean: a number (by default 1), a function called before each
         average, or "samples": the number of samples since the last average. With a target batch it is how
         much a batch counts, asked after each, by default "samples"; ``weight=1`` makes a target one of
@@ -150,6 +151,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             target_batch=target_batch,
             guard=guard,
             has_model=model is not None,
+            late=transport.late,
         )
         self._inner = inner
         self._adopting = True

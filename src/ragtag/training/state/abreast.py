@@ -38,11 +38,6 @@ class CrewTransport(Transport, Protocol):
         """How long a peer that catches up or comes late waits for the others at most."""
         ...
 
-    @property
-    def late(self) -> bool:
-        """Whether the crew averaged before this peer came: it has to ``take_part`` on each channel, once."""
-        ...
-
     def heard_of(self, channel: int) -> int:
         """The newest round of a channel that anything has come of; -1: none."""
         ...

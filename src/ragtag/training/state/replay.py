@@ -151,8 +151,8 @@ class CatchUp(Generic[S]):
         until_s = self.ways.now_s() + self.deadline_s
         while self._follow(means, until_s):
             if self._at is None and self._coming is None:
-                if len(means):
-                    self._ask(until_s)
+                # also where no round has a mean: with a guard none has, perhaps, before this peer gives again
+                self._ask(until_s)
             elif self._at is None and self._coming is not None and self._coming.done():
                 if not self._put(means, self._coming.result()):
                     break

@@ -527,6 +527,37 @@ def test_what_it_does_not_know_is_left_to_the_optimizer_and_named() -> None:
     assert why_not(nn.Linear(2, 3)) is None
 
 
+VIEWS = {
+    "sequences": (lambda: nn.Linear(3, 4), (2, 5, 3)),
+    "sequences of sequences": (lambda: nn.Linear(3, 4), (2, 5, 2, 3)),
+    "sequences without bias": (lambda: nn.Linear(3, 4, bias=False), (2, 5, 3)),
+    "one row": (lambda: nn.Linear(3, 4), (3,)),
+    "one row without bias": (lambda: nn.Linear(3, 4, bias=False), (3,)),
+    "one image": (lambda: nn.Conv2d(3, 4, 2), (3, 5, 6)),
+    "one image in groups": (lambda: nn.Conv2d(4, 6, 2, groups=2), (4, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_pass_is_seen_whatever_becomes_of_its_output_in_place(kind: str) -> None:
+    """An output that is a view has another history after an operation in place."""
+    make, shape = VIEWS[kind]
+    torch.manual_seed(17)
+    model = make().double()
+    x, seen = torch.randn(shape, dtype=torch.float64), []
+    for inplace in (False, True):
+        kfac = KFAC(model, lr=0.1, factor_dtype=torch.float64)
+        y = functional.relu(model(x), inplace=inplace)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+        (y * weights).sum().backward()
+        layer = kfac.layers["model"]
+        assert layer._sums is not None and layer._passes == 1
+        assert torch.equal(layer._sums[1], layer.output_covariance(weights * (y > 0)))
+        seen.append((*layer._sums, layer.samples))
+        kfac.close()
+    assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(*seen, strict=True))
+
+
 def test_a_layer_that_is_called_twice_counts_both() -> None:
     torch.manual_seed(9)
     layer = nn.Linear(3, 3)

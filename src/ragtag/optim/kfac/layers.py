@@ -121,10 +121,14 @@ class KfacLayer:
         given = args[0] if args else kwargs["input"]
         with torch.no_grad():
             a = self.input_covariance(given.detach())
-        output.register_hook(partial(self._backward, a))  # type: ignore[no-untyped-call]
+        # An operation in place on a view gives it another history, without its hooks; its base keeps these.
+        base = output._base if output._is_view() else None
+        hooked = output if base is None or base.numel() != output.numel() else base
+        hooked.register_hook(partial(self._backward, a, output.shape))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _backward(self, a: Tensor, gradient: Tensor) -> None:
+    def _backward(self, a: Tensor, shape: torch.Size, gradient: Tensor) -> None:
+        gradient = gradient.reshape(shape)
         self.samples += self._samples_of(gradient)
         g = self.output_covariance(gradient.detach())
         self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)

@@ -10,6 +10,7 @@ import math
 import threading
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -406,8 +407,8 @@ def test_with_an_optimizer_gradients_are_preconditioned_as_it_takes_its_step() -
 
 
 class Twice(torch.optim.SGD):
-    def step(self, closure: object = None) -> None:
-        super().step()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
 
 
 def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> None:
@@ -426,6 +427,63 @@ def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> No
         optimizer.step()  # K-FAC was not told of it: by the bases that there are
         results.append(model.weight.detach())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Twice])
+@pytest.mark.parametrize("how", ["first argument", "by name", "told before the step"])
+def test_gradients_of_a_closure_are_preconditioned_as_others(how: str, kind: type) -> None:
+    """Each call of it makes them anew, after the optimizer's step has begun."""
+    results = []
+    for closed in (False, True):
+        torch.manual_seed(16)
+        model = nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer, damping=0.5, kl_clip=None)
+        told_in = closed and how != "told before the step"
+        for _ in range(3):
+
+            def closure(x: torch.Tensor, kfac: KFAC = kfac, told: bool = told_in) -> float:
+                kfac.layers["model"].module.zero_grad()
+                one_pass(kfac.layers["model"].module, x)
+                if told:
+                    kfac.step()
+                return 1.5
+
+            given = partial(closure, torch.randn(6, 3))
+            if not told_in:
+                given()
+                kfac.step()
+            if not closed:
+                optimizer.step()
+            else:
+                assert (optimizer.step(closure=given) if how == "by name" else optimizer.step(given)) == 1.5
+            assert kfac.plain == () and kfac.layers["model"].written
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
+def test_each_gradient_of_a_closure_that_is_called_often_is_preconditioned() -> None:
+    torch.manual_seed(18)
+    model, x = nn.Linear(3, 2), torch.randn(6, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    kfac, seen = KFAC(model, optimizer, damping=0.5, kl_clip=None), []
+    plain = optimizer._gather_flat_grad
+
+    def gathered() -> torch.Tensor:
+        seen.append(kfac.layers["model"].written)
+        return plain()
+
+    optimizer._gather_flat_grad = gathered
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        kfac.step()
+        return loss
+
+    optimizer.step(closure)
+    assert kfac.steps == len(seen) == 3 and all(seen)
 
 
 def test_passes_that_teach_nothing_do_not_count() -> None:

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -80,7 +81,8 @@ class KFAC:
     """Preconditions the gradients of a model's ``Linear`` and ``Conv2d`` layers in place.
 
     optimizer: preconditions as this one takes its step, so after a crew has averaged the gradients, and has
-    the KL clip's ``lr`` from it. Without one, ``step`` preconditions at once.
+    the KL clip's ``lr`` from it; where the step has a closure, after each call of that, which may call
+    ``step``. Without an optimizer ``step`` preconditions at once.
     lr: the optimizer's, or its value at a step (0, 1, ...), for the KL clip.
     damping: above 0, or by step; an inverse keeps the one that it was made with.
     factor_decay: alpha of the running averages, ``alpha F + (1 - alpha) F_new``.
@@ -215,7 +217,7 @@ class KFAC:
         self._waits = optimizer is not None
         if optimizer is not None:
             this = weakref.ref(self)
-            hooks.append(optimizer.register_step_pre_hook(lambda *_: _before_step(this)))
+            hooks.append(optimizer.register_step_pre_hook(partial(_on_step, this)))
         self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
 
     def __repr__(self) -> str:
@@ -543,6 +545,28 @@ def _decomposed_all(
                 f"{needed:.0e} or more, not {damping:g}, or scale the layer's inputs"
             )
     return made
+
+
+def _on_step(
+    this: Callable[[], KFAC | None], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The optimizer's hook, with what its ``step`` is called with, itself first.
+
+    A closure makes the gradients anew, so they are preconditioned after each call of it.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _before_step(this)
+        return None
+
+    def and_then(*given: Any, **more: Any) -> Any:
+        loss = closure(*given, **more)
+        _before_step(this)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": and_then}
+    return (args[0], and_then, *args[2:]), kwargs
 
 
 def _before_step(this: Callable[[], KFAC | None]) -> None:

@@ -616,6 +616,30 @@ def test_a_pass_is_seen_whatever_becomes_of_its_output_in_place(kind: str) -> No
     assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(*seen, strict=True))
 
 
+def test_what_the_optimizer_has_not_is_left_alone_and_does_not_shorten_its_step() -> None:
+    results = []
+    for how in ("head only", "skip"):
+        torch.manual_seed(19)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        sgd = torch.optim.SGD(model[2].parameters() if how == "head only" else model.parameters(), lr=0.1)
+        kfac = KFAC(model, sgd, skip=["0"] if how == "skip" else [])
+        assert list(kfac.layers) == ["2"]
+        one_pass(model, torch.randn(6, 3))
+        before = model[0].weight.grad.clone()
+        kfac.step()
+        if how == "head only":
+            why = "the optimizer had none of its parameters when K-FAC was made"
+            assert kfac.left_out == {"0": why}
+            sgd.add_param_group({"params": model[0].parameters()})
+        sgd.step()
+        assert torch.equal(model[0].weight.grad, before) and kfac.plain == ()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    other = torch.optim.SGD(nn.Linear(3, 4).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"no layer to precondition: .*the optimizer had none"):
+        KFAC(model, other)
+
+
 def test_a_layer_that_is_called_twice_counts_both() -> None:
     torch.manual_seed(9)
     layer = nn.Linear(3, 3)

@@ -82,7 +82,8 @@ class KFAC:
 
     optimizer: preconditions as this one takes its step, so after a crew has averaged the gradients, and has
     the KL clip's ``lr`` from it; where the step has a closure, after each call of that, which may call
-    ``step``. Without an optimizer ``step`` preconditions at once.
+    ``step``. Layers of which it has no parameter are left alone, also where it gets them later. Without an
+    optimizer ``step`` preconditions at once.
     lr: the optimizer's, or its value at a step (0, 1, ...), for the KL clip.
     damping: above 0, or by step; an inverse keeps the one that it was made with.
     factor_decay: alpha of the running averages, ``alpha F + (1 - alpha) F_new``.
@@ -158,7 +159,7 @@ class KFAC:
         if block_rows is not None and (type(block_rows) is not int or block_rows < 1):
             raise ValueError(f"K-FAC: block_rows is {block_rows!r}; give a whole number, 1 at least, or None")
         gate = PassGate(_scale(grad_scale), scaling, images_every)
-        known, self._left_out = _sorted_out(model, skip)
+        known, self._left_out = _sorted_out(model, skip, optimizer)
         self._form: DecompositionForm = form
         self._block_rows = block_rows
         self._scaling: Scaling = scaling
@@ -230,7 +231,7 @@ class KFAC:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Modules with parameters that the optimizer has to itself, and why."""
+        """Modules with parameters that K-FAC leaves alone, and why."""
         changed = {name: why for name, one in self._layers.items() if (why := one.changed) is not None}
         unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
         return {**self._left_out, **(unseen if self.steps else {}), **changed}
@@ -646,9 +647,13 @@ def _turns(what: str, value: int | EveryByStep) -> Callable[[int], bool]:
 
 
 def _sorted_out(
-    model: nn.Module, skip: Sequence[str]
+    model: nn.Module, skip: Sequence[str], optimizer: torch.optim.Optimizer | None
 ) -> tuple[dict[str, nn.Linear | nn.Conv2d], dict[str, str]]:
-    """The layers that K-FAC knows, by name, and why it does not know the others."""
+    """The layers that K-FAC knows, by name, and why it does not know the others.
+
+    Of what the optimizer does not step, products with gradients would have no place in the KL clip.
+    """
+    stepped = None if optimizer is None else {id(p) for g in optimizer.param_groups for p in g["params"]}
     if isinstance(skip, str):
         raise ValueError(f"K-FAC: skip is {skip!r}; give a list of modules' names")
     modules = dict(model.named_modules())
@@ -675,6 +680,8 @@ def _sorted_out(
             reason = f"it shares parameters with {', '.join(shared)}"
         else:
             reason = why_not(module)
+        if reason is None and stepped is not None and stepped.isdisjoint(map(id, own)):
+            reason = "the optimizer had none of its parameters when K-FAC was made"
         if reason is None:
             assert isinstance(module, nn.Linear | nn.Conv2d)
             known[name or "model"] = module

@@ -1048,6 +1048,49 @@ def test_where_nobody_is_told_a_warning_says_what_is_odd() -> None:
     assert kfac.dropped == 2
 
 
+def test_a_second_one_on_a_layer_waits_for_the_end_of_the_first() -> None:
+    """A gradient that is preconditioned twice is none of the loss's."""
+    torch.manual_seed(20)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(6, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, third = KFAC(model[1], sgd), KFAC(model[0], sgd)
+    second = KFAC(model, sgd)
+    one_pass(model, x)
+    with pytest.raises(RuntimeError, match=r"has the layer '0', too, .* close\(\) the older one"):
+        second.step()
+    assert second.steps == 0 and not second.layers["0"].folded
+    first.step()
+    third.close()
+    with pytest.raises(RuntimeError, match="layer '1'"):
+        second.step()
+    first.close()
+    second.step()
+    last = KFAC(model[0], sgd)
+    with pytest.raises(RuntimeError, match="layer 'model'"):
+        last.step()
+    second.step()
+    del second
+    last.step()
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_one_that_is_made_in_the_place_of_another_goes_on_alone(cycle: bool) -> None:
+    """A notebook's cell that is run again."""
+    model, x = tiny()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        kfac = KFAC(model, sgd)
+        if cycle:
+            kfac._itself = kfac
+        sgd.zero_grad()
+        one_pass(model, x)
+        kfac.step()
+        before = model.weight.grad.clone()
+        sgd.step()
+        assert len(model._forward_hooks) == len(sgd._optimizer_step_pre_hooks) == 1
+        assert not torch.equal(before, model.weight.grad)
+
+
 def test_hooks_and_thread_end_with_the_object() -> None:
     model, x = tiny()
     kfac = KFAC(model, lr=0.1, background=True)

@@ -13,6 +13,7 @@ bases, and an average is waited for only when its factors are needed.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -41,6 +42,8 @@ from ragtag.optim.kfac.layers import (
 )
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
 
+_watching = weakref.WeakKeyDictionary[nn.Module, list["weakref.finalize[..., KFAC]"]]()
+"""Of each module, the ends of those that have watched it."""
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
@@ -112,7 +115,7 @@ class KFAC:
     A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
     its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
     on with the bases it has. What is left to the optimizer is in ``left_out``, with why. Hooks and thread end
-    with the object, or with ``close()``.
+    with the object, or with ``close()``; until then a second one on a layer refuses to ``step``.
 
     Raises ValueError: an argument is out of range, or nothing is left to precondition. TypeError: there is
     neither optimizer nor lr.
@@ -220,6 +223,10 @@ class KFAC:
             this = weakref.ref(self)
             hooks.append(optimizer.register_step_pre_hook(partial(_on_step, this)))
         self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
+        self._older: dict[str, list[weakref.finalize[..., KFAC]]] = {}
+        for name, layer in self._layers.items():
+            self._older[name] = [end for end in _watching.get(layer.module, []) if end.alive]
+            _watching[layer.module] = [*self._older[name], self._end]
 
     def __repr__(self) -> str:
         return f"KFAC({len(self._layers)} layers, {self._form}, {self.steps} steps)"
@@ -283,10 +290,11 @@ class KFAC:
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed.
+            RuntimeError: K-FAC was closed, or an older one that was not closed has one of its layers.
         """
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
+        self._require_alone()
         if samples is not None and not 0 <= samples < math.inf:
             raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
         at = self.steps
@@ -319,6 +327,21 @@ class KFAC:
         if not self._waits:
             self._precondition()
         self.steps, self._gate.opened = at + 1, next_opened
+
+    def _require_alone(self) -> None:
+        """Two on one layer would precondition its gradient twice.
+
+        Not when this one is made: ``kfac = KFAC(...)`` lets go of an older one only after that.
+        """
+        if any(end.alive for ends in self._older.values() for end in ends):
+            gc.collect()  # an older one in a cycle is nobody's any more
+        for name, ends in self._older.items():
+            if any(end.alive for end in ends):
+                raise RuntimeError(
+                    f"K-FAC: an older K-FAC has the layer {name!r}, too, and its gradient would be "
+                    "preconditioned twice: close() the older one"
+                )
+        self._older.clear()
 
     def _look_at_shapes(self) -> None:
         for name, layer in self._layers.items():

@@ -506,6 +506,41 @@ def test_passes_that_teach_nothing_do_not_count() -> None:
     assert all(layer._passes == 1 for layer in kfac.layers.values())
 
 
+@pytest.mark.parametrize("how", ["none", "zeros", "asked for alone", "another weight"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_passes_whose_gradients_were_thrown_away_do_not_count(how: str, calls: int) -> None:
+    """The loss of a GAN's generator goes through the discriminator, too."""
+    torch.manual_seed(21)
+    model = nn.Linear(3, 3).double()
+    x = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    kfac = KFAC(model, lr=0.1, factor_dtype=torch.float64)
+    layer = kfac.layers["model"]
+
+    def loss(at: int) -> torch.Tensor:
+        y = model(x[at])
+        return (model(y) if calls == 2 else y).square().sum()
+
+    def of_gradients() -> list[float]:
+        for at in (1, 2):  # accumulated
+            loss(at).backward()
+        assert layer._passes == 2 * calls and layer.samples == 8 * calls
+        return [float(part.sum()) for part in layer.taken()]
+
+    model.zero_grad()
+    wanted = of_gradients()
+    if how == "asked for alone":
+        model.zero_grad()
+        torch.autograd.grad(loss(0), x[0])
+    elif how == "another weight":
+        model.weight = nn.Parameter(model.weight.detach().clone())
+        kfac.step()
+    else:
+        loss(0).backward()
+        loss(0).backward()
+    model.zero_grad(set_to_none=how != "zeros")
+    assert of_gradients() == pytest.approx(wanted, rel=1e-12)
+
+
 def test_passes_that_are_not_finite_are_dropped_and_leave_gradients_as_they_are() -> None:
     model, x = tiny()
     kfac = KFAC(model, lr=0.1, inverse_every=1)

@@ -51,10 +51,11 @@ class PassGate:
 class KfacLayer:
     """One layer whose passes are watched: ``Linear`` or ``Conv2d``.
 
-    A pass counts when its backward pass reaches the layer: until then the graph holds its A (n x n values,
-    and no copy of the input), so one that is dropped leaves nothing. Passes in evaluation mode or without
-    gradients do not count. Of several passes (gradient accumulation, a layer that is called twice) the mean
-    is taken.
+    A pass counts when its backward pass has given the weight its gradient: until then the graph holds its A
+    (n x n values, and no copy of the input), so one that is dropped leaves nothing. It counts no more when
+    that gradient is gone or was changed by the next backward pass, such as by ``zero_grad``. Passes in
+    evaluation mode or without gradients do not count. Of several passes (gradient accumulation, a layer that
+    is called twice) the mean is taken.
     """
 
     def __init__(
@@ -78,6 +79,13 @@ class KfacLayer:
         self._wrote: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
+        self._reached: list[tuple[Tensor, Tensor, int]] = []
+        """Of the backward pass under way, or of one that gave the weight no gradient."""
+        self._reached_in = -1
+        self._gave: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
+        """The gradient that the passes that count have given, and its version then."""
+        self._hooks: list[RemovableHandle] = []
+        self._hooked: Tensor | None = None
 
     def __deepcopy__(self, memo: object) -> KfacLayer:
         """A copy of the model carries this hook, too, which knows that it is not the layer's."""
@@ -105,9 +113,21 @@ class KfacLayer:
 
     # -- Passes
 
-    def watch(self) -> RemovableHandle:
-        """Begin to see passes; what it returns ends that."""
-        return self.module.register_forward_hook(self._forward, with_kwargs=True)
+    def watch(self) -> None:
+        """Begin to see passes, or, where the layer has another weight by now, its gradients again."""
+        if self._hooked is not self.module.weight:
+            self.remove()
+            self._hooked = self.module.weight
+            self._hooks = [
+                self.module.register_forward_hook(self._forward, with_kwargs=True),
+                self._hooked.register_post_accumulate_grad_hook(self._given),  # type: ignore[no-untyped-call]
+            ]
+
+    def remove(self) -> None:
+        """End that."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._hooked = [], None
 
     def _forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -129,14 +149,29 @@ class KfacLayer:
     @torch.no_grad()
     def _backward(self, a: Tensor, shape: torch.Size, gradient: Tensor) -> None:
         gradient = gradient.reshape(shape)
-        self.samples += self._samples_of(gradient)
-        g = self.output_covariance(gradient.detach())
-        self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
-        self._passes += 1
+        backward = torch._C._current_graph_task_id()
+        if self._reached_in != backward:  # what torch.autograd.grad has asked for gave no gradient
+            self._reached, self._reached_in = [], backward
+        self._reached.append((a, self.output_covariance(gradient.detach()), self._samples_of(gradient)))
+
+    @torch.no_grad()
+    def _given(self, weight: Tensor) -> None:
+        """A backward pass has added to the weight's gradient, by which that is one version further."""
+        gradient = weight.grad
+        held, version = self._gave
+        if gradient is None or held() is not gradient or version != gradient._version - 1:
+            self._sums, self._passes, self.samples = None, 0, 0
+        if gradient is not None:
+            self._gave = weakref.ref(gradient), gradient._version
+            for a, g, samples in self._reached:
+                self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
+                self._passes += 1
+                self.samples += samples
+        self._reached = []
 
     def forget(self) -> None:
         """Drop the passes since the factors were updated."""
-        self._sums, self._passes, self.samples = None, 0, 0
+        self._sums, self._passes, self.samples, self._reached = None, 0, 0, []
 
     def kept(self, alpha: float) -> float:
         """How much of the factors stays when new passes come in (see ``fold``)."""

@@ -217,7 +217,9 @@ class KFAC:
         self._forgotten = False
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
         self._stop = threading.Event()
-        hooks: list[Any] = [layer.watch() for layer in self._layers.values()]
+        for layer in self._layers.values():
+            layer.watch()
+        hooks: list[Any] = list(self._layers.values())
         self._waits = optimizer is not None
         if optimizer is not None:
             this = weakref.ref(self)
@@ -345,6 +347,7 @@ class KFAC:
 
     def _look_at_shapes(self) -> None:
         for name, layer in self._layers.items():
+            layer.watch()
             changed = layer.changed
             if changed is not None:
                 self._note(name, f"left to the optimizer: {changed}")

@@ -1126,6 +1126,29 @@ def test_one_that_is_made_in_the_place_of_another_goes_on_alone(cycle: bool) -> 
         assert not torch.equal(before, model.weight.grad)
 
 
+@pytest.mark.parametrize("how", ["copied", "pickled"])
+def test_a_model_can_be_saved_whole_and_its_copy_is_watched_by_itself(how: str) -> None:
+    model, x = tiny()
+    kfac = KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), grad_scale=lambda: 1.0)
+    if how == "copied":
+        again = copy.deepcopy(model)
+    else:
+        stream = io.BytesIO()
+        torch.save(model, stream)
+        stream.seek(0)
+        again = torch.load(stream, weights_only=False)
+    one_pass(again, x)
+    assert kfac.layers["model"]._passes == 0
+    own = KFAC(again, lr=0.1)
+    one_pass(model, x)
+    one_pass(again, x)
+    kfac.step()
+    own.step()
+    for layer in (kfac.layers["model"], own.layers["model"]):
+        assert layer.folded == 1
+    assert torch.equal(kfac.layers["model"].factors["G"], own.layers["model"].factors["G"])
+
+
 def test_hooks_and_thread_end_with_the_object() -> None:
     model, x = tiny()
     kfac = KFAC(model, lr=0.1, background=True)

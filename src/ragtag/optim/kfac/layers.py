@@ -48,6 +48,20 @@ class PassGate:
         self.scale, self.scaling, self.images_every = scale, scaling, images_every
 
 
+class _Hook:
+    """Shows a layer the passes of its module. Copied or pickled, with the module, it shows them to nobody."""
+
+    def __init__(self, layer: KfacLayer | None = None) -> None:
+        self._layer = layer
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._layer is not None:
+            self._layer.forward(module, args, kwargs, output)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
 class KfacLayer:
     """One layer whose passes are watched: ``Linear`` or ``Conv2d``.
 
@@ -87,10 +101,6 @@ class KfacLayer:
         self._hooks: list[RemovableHandle] = []
         self._hooked: Tensor | None = None
 
-    def __deepcopy__(self, memo: object) -> KfacLayer:
-        """A copy of the model carries this hook, too, which knows that it is not the layer's."""
-        return self
-
     def _identity(self, size: int) -> Tensor:
         eye = torch.eye(size, dtype=self.dtype, device=self.module.weight.device)
         return eye if self.groups == 1 else eye.repeat(self.groups, 1, 1)
@@ -119,7 +129,7 @@ class KfacLayer:
             self.remove()
             self._hooked = self.module.weight
             self._hooks = [
-                self.module.register_forward_hook(self._forward, with_kwargs=True),
+                self.module.register_forward_hook(_Hook(self), with_kwargs=True),
                 self._hooked.register_post_accumulate_grad_hook(self._given),  # type: ignore[no-untyped-call]
             ]
 
@@ -129,10 +139,11 @@ class KfacLayer:
             hook.remove()
         self._hooks, self._hooked = [], None
 
-    def _forward(
+    def forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if module is not self.module or not (
+        """A pass of the module: it counts when the backward pass has come through it."""
+        if module is not self.module or not (  # a replica on another device shares the hooks
             module.training and self._gate.opened and output.requires_grad and output.numel()
         ):
             return

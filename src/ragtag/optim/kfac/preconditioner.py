@@ -41,6 +41,7 @@ from ragtag.optim.kfac.layers import (
     why_not,
 )
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
+from ragtag.optim.names import plain_name
 
 _watching = weakref.WeakKeyDictionary[nn.Module, list["weakref.finalize[..., KFAC]"]]()
 """Of each module, the ends of those that have watched it."""
@@ -682,7 +683,8 @@ def _sorted_out(
     stepped = None if optimizer is None else {id(p) for g in optimizer.param_groups for p in g["params"]}
     if isinstance(skip, str):
         raise ValueError(f"K-FAC: skip is {skip!r}; give a list of modules' names")
-    modules = dict(model.named_modules())
+    modules = {plain_name(name, model): module for name, module in model.named_modules()}
+    skip = [plain_name(name, model) for name in skip]
     for name in skip:
         if name not in modules:
             raise ValueError(f"K-FAC: the model has no module {name!r} to skip")

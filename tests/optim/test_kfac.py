@@ -22,7 +22,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragtag.app.crew.transport import SoloTransport
-from ragtag.optim.kfac import preconditioner, why_not
+from ragtag.optim.kfac import OneProcess, preconditioner, why_not
+from ragtag.optim.kfac.communicator import Needs
 from ragtag.optim.kfac.layers import (
     KfacLayer,
     PassGate,
@@ -909,6 +910,31 @@ def test_bad_settings_are_refused_before_anything_is_hooked(settings: dict, word
     with pytest.raises(ValueError, match=words):
         KFAC(model, **{"lr": 0.1, **settings})
     assert not model[0]._forward_hooks
+
+
+def test_what_peers_compare_has_lr_and_values_by_step() -> None:
+    def words(**settings: Any) -> str:
+        told: list[str] = []
+
+        def made(needs: Needs) -> OneProcess:
+            told.append(needs.settings)
+            return OneProcess(needs)
+
+        model, _ = tiny()
+        KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), communicator=made, **settings)
+        return told[0]
+
+    assert words() == words() != words(lr=0.1) != words(lr=5.0)
+    assert words(kl_clip=lambda step: 1e-3) == words(kl_clip=lambda step: 1e-3 * (1 + 1e-9))
+    for name in ("lr", "kl_clip", "damping", "factor_decay"):
+        assert words(**{name: lambda step: 0.01}) != words(**{name: lambda step: 0.02})
+        assert words(**{name: lambda step: 0.01}) != words(**{name: lambda step: 0.01 if step < 50 else 0.02})
+    assert words(inverse_every=lambda step: 5) != words(inverse_every=lambda step: 6)
+    assert words(lr=[0.3, 0.2, 0.1].__getitem__).startswith("lr 0.3/none/none/none, damping 0.003, ")
+    by_step = dict.fromkeys(("lr", "kl_clip", "damping", "factor_decay"), lambda step: 1.2346e-5)
+    every = dict.fromkeys(("factor_every", "inverse_every"), lambda step: 1000)
+    longest = words(**by_step, **every, block_rows=2048, form="inverse", scaling="pytorch")
+    assert len(longest) < 400, "a schema's content has 512 letters, others' settings and the name among them"
 
 
 def test_bad_models_and_bad_values_by_step_are_refused() -> None:

@@ -46,6 +46,8 @@ from ragtag.optim.names import plain_name
 _watching = weakref.WeakKeyDictionary[nn.Module, list["weakref.finalize[..., KFAC]"]]()
 """Of each module, the ends of those that have watched it."""
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
+STEPS_COMPARED = (0, 10, 100, 1000)
+"""At which values of settings by step are compared with other peers'."""
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
 
@@ -93,7 +95,8 @@ class KFAC:
     factor_decay: alpha of the running averages, ``alpha F + (1 - alpha) F_new``.
     kl_clip: kappa; ``None``: no clip.
     factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
-    a number, or by step.
+    a number, or by step. What is by step has the same values on all peers, and is asked for some of them (at
+    ``STEPS_COMPARED``) when this is made.
     images_every: of a batch's images, each so many-th goes into factors of convolutions, which take most of a
     step's time: 4 costs a fourth, and the factors are noisier. Layers of rows count whole.
     block_rows: a factor of more rows is decomposed in diagonal blocks of as many at most, as Distributed
@@ -197,6 +200,7 @@ class KFAC:
                 for name in self._layers
             },
             settings=_in_words(
+                lr="the optimizer's" if lr is None else lr,
                 damping=damping,
                 factor_decay=factor_decay,
                 kl_clip=kl_clip,
@@ -625,7 +629,22 @@ def _rate(optimizer: torch.optim.Optimizer | None, lr: float | ByStep | None) ->
 
 
 def _in_words(**settings: object) -> str:
-    return ", ".join(f"{name} {'by step' if callable(one) else one}" for name, one in settings.items())
+    """Without a comma in a setting, by which they are told apart where they differ."""
+    return ", ".join(f"{name} {_by_values(one) if callable(one) else one}" for name, one in settings.items())
+
+
+def _by_values(setting: Callable[[int], object]) -> str:
+    """A function cannot be compared, and its values can be at a few steps."""
+    return "/".join(_at_step(setting, step) for step in STEPS_COMPARED)
+
+
+def _at_step(setting: Callable[[int], object], step: int) -> str:
+    """To four digits: more may be of another machine's rounding, and all settings have 512 letters."""
+    try:
+        value = setting(step)
+    except LookupError:  # of a list of values that ends before
+        return "none"
+    return f"{value:.4g}" if isinstance(value, int | float) else type(value).__name__
 
 
 def _require_factor(name: str, given: object, ours: Tensor) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragtag.app.crew.transport import SoloTransport
@@ -425,7 +426,8 @@ def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> No
             kfac.step()
             optimizer.step()
         one_pass(model, torch.randn(6, 3))
-        optimizer.step()  # K-FAC was not told of it: by the bases that there are
+        with pytest.warns(RuntimeWarning, match=r"kfac.step\(\) was not called"):
+            optimizer.step()  # by the bases that there are
         results.append(model.weight.detach())
     assert torch.equal(*results)
 
@@ -674,6 +676,35 @@ def test_what_the_optimizer_has_not_is_left_alone_and_does_not_shorten_its_step(
     other = torch.optim.SGD(nn.Linear(3, 4).parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"no layer to precondition: .*the optimizer had none"):
         KFAC(model, other)
+
+
+@pytest.mark.parametrize(
+    ("what", "why", "plain"),
+    [
+        ("frozen bias", "some of its parameters need no gradient", ("0",)),
+        ("frozen", "some of its parameters need no gradient", ()),
+        ("another", "the model has another module in its place", ()),
+        ("pruned", "its parameters are computed from others", ("0",)),
+    ],
+)
+def test_a_layer_that_is_no_more_what_it_was_is_named(what: str, why: str, plain: tuple[str, ...]) -> None:
+    torch.manual_seed(22)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    kfac = KFAC(model, lr=0.1)
+    for step in range(3):
+        model.zero_grad()
+        one_pass(model, torch.randn(6, 3))
+        kfac.step()
+        assert kfac.left_out == ({"0": why} if step else {}) and kfac.plain == (plain if step else ())
+        if step:
+            continue
+        if what == "another":
+            model[0] = nn.Linear(3, 4)
+        elif what == "pruned":
+            prune.random_unstructured(model[0], "weight", 0.5)
+        else:
+            model[0].bias.requires_grad_(False)
+            model[0].weight.requires_grad_(what == "frozen bias")
 
 
 def test_a_layer_that_is_called_twice_counts_both() -> None:
@@ -1104,8 +1135,9 @@ def test_where_nobody_is_told_a_warning_says_what_is_odd() -> None:
             pytest.warns(RuntimeWarning, match="K-FAC: model: passes that are not finite")
             if kfac.steps == 0
             else warnings.catch_warnings(action="error")
-        ):
+        ) as told:
             kfac.step()
+        assert told is None or [one.filename for one in told] == [__file__]
     assert kfac.dropped == 2
 
 
@@ -1175,6 +1207,21 @@ def test_a_model_can_be_saved_whole_and_its_copy_is_watched_by_itself(how: str) 
     assert torch.equal(kfac.layers["model"].factors["G"], own.layers["model"].factors["G"])
 
 
+def test_what_is_no_model_optimizer_or_number_is_refused() -> None:
+    model, x = tiny()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"model is a SGD; give a torch\.nn\.Module"):
+        KFAC(sgd, model)
+    with pytest.raises(TypeError, match=r"optimizer is a Linear; give a torch\.optim\.Optimizer"):
+        KFAC(model, model)
+    kfac = KFAC(model, sgd)
+    one_pass(model, x)
+    for samples in ("x", -1, math.inf, math.nan, True):
+        with pytest.raises(ValueError, match="samples is"):
+            kfac.step(samples)
+    assert kfac.steps == 0
+
+
 def test_hooks_and_thread_end_with_the_object() -> None:
     model, x = tiny()
     kfac = KFAC(model, lr=0.1, background=True)
@@ -1215,14 +1262,21 @@ def test_steps_that_were_taken_elsewhere_count_for_when_factors_are_due(missed: 
         assert went_on._gate.opened == from_there._gate.opened == (missed == 3)
 
 
-def test_a_step_that_is_forgotten_is_said_once() -> None:
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_step_that_is_forgotten_is_said_once_where_it_was(taken: int) -> None:
     model = nn.Linear(3, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     kfac = KFAC(model, sgd)
     sgd.step()  # no pass yet
-    model(torch.ones(4, 3)).sum().backward()
-    with pytest.warns(RuntimeWarning, match=r"call kfac.step\(\)"):
+    for _ in range(taken):
+        model(torch.ones(4, 3)).sum().backward()
+        kfac.step()
         sgd.step()
+    model(torch.ones(4, 3)).sum().backward()
+    by = "older factors precondition" if taken else "gradients are the model's"
+    with pytest.warns(RuntimeWarning, match=rf"{by}.*: call kfac.step\(\)") as told:
+        sgd.step()
+    assert [one.filename for one in told] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sgd.step()

@@ -121,16 +121,28 @@ class KfacLayer:
         now, then = self._shapes(), self._form
         return None if now == then else f"its weight and bias were {_sizes(then)}, and are {_sizes(now)}"
 
+    def left_out(self, there: bool) -> str | None:
+        """Why it is left alone now; ``None``: it is not. there: whether the model has its module yet."""
+        if not there:
+            return "the model has another module in its place"
+        return self.changed or why_not(self.module)
+
     # -- Passes
+
+    @property
+    def _weight(self) -> Tensor | None:
+        """``None``: it is computed from others by now."""
+        return self.module._parameters.get("weight")
 
     def watch(self) -> None:
         """Begin to see passes, or, where the layer has another weight by now, its gradients again."""
-        if self._hooked is not self.module.weight:
+        weight = self._weight
+        if weight is not None and weight.requires_grad and weight is not self._hooked:
             self.remove()
-            self._hooked = self.module.weight
+            self._hooked = weight
             self._hooks = [
                 self.module.register_forward_hook(_Hook(self), with_kwargs=True),
-                self._hooked.register_post_accumulate_grad_hook(self._given),  # type: ignore[no-untyped-call]
+                weight.register_post_accumulate_grad_hook(self._given),  # type: ignore[no-untyped-call]
             ]
 
     def remove(self) -> None:
@@ -250,9 +262,14 @@ class KfacLayer:
 
     # -- The gradient
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether one of its parameters has one, also where that is none that K-FAC can take."""
+        return any(parameter.grad is not None for parameter in self.module.parameters(recurse=False))
+
     def gradient(self) -> Tensor | None:
         """``(g, a)``, or ``(groups, g, a)``, the bias's as last column; ``None``: it has none like that."""
-        weight, bias = self.module.weight.grad, self.module.bias
+        weight, bias = None if self._weight is None else self._weight.grad, self.module.bias
         if self.changed or weight is None or (bias is not None and bias.grad is None):
             return None
         parts = [weight.reshape(self.groups, self.size.g, -1)]
@@ -275,7 +292,7 @@ class KfacLayer:
     @property
     def written(self) -> bool:
         """Whether the gradient is still what was written last."""
-        weight = self.module.weight.grad
+        weight = None if self._weight is None else self._weight.grad
         return weight is not None and self._wrote[0]() is weight and self._wrote[1] == weight._version
 
 

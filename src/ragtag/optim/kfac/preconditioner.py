@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import threading
 import time
 import warnings
@@ -114,7 +115,8 @@ class KFAC:
     communicator: makes one from what is needed; by default there are no other peers.
     on_note: told of a layer, and of what is odd with it, once each; by default a ``RuntimeWarning`` says so.
 
-    Warns once (``RuntimeWarning``) where the optimizer takes a step before ``step`` was ever called.
+    Warns once (``RuntimeWarning``) where the optimizer takes a step after passes, and ``step`` was not called:
+    that step is by the bases that there are.
 
     A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
     its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
@@ -147,6 +149,10 @@ class KFAC:
         communicator: Callable[[Needs], Communicator] | None = None,
         on_note: Callable[[str, str], None] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"K-FAC: model is a {type(model).__name__}; give a torch.nn.Module")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"K-FAC: optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
         self._lr = _rate(optimizer, lr)
         self._damping = _by_step("damping", damping)
         self._decay = _by_step("factor_decay", factor_decay, high=1.0)
@@ -177,6 +183,7 @@ class KFAC:
         """How often a layer's passes were not finite, and left out of its factors."""
         self.plain: tuple[str, ...] = ()
         """Layers that took the last step with their gradient, or a part of it, as it was."""
+        self._model = weakref.ref(model)
         self._gate = gate
         self._gate.opened = self._factor_every(0)
         self._layers = {
@@ -246,7 +253,14 @@ class KFAC:
     @property
     def left_out(self) -> dict[str, str]:
         """Modules with parameters that K-FAC leaves alone, and why."""
-        changed = {name: why for name, one in self._layers.items() if (why := one.changed) is not None}
+        model = self._model()
+        found = {} if model is None else _modules_of(model)
+        there = {name or "model": module for name, module in found.items()}
+        changed = {
+            name: why
+            for name, one in self._layers.items()
+            if (why := one.left_out(model is None or there.get(name) is one.module)) is not None
+        }
         unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
         return {**self._left_out, **(unseen if self.steps else {}), **changed}
 
@@ -282,7 +296,7 @@ class KFAC:
         if (name, kind) not in self._noted:
             self._noted.add((name, kind))
             if self._on_note is None:
-                warnings.warn(f"K-FAC: {name}: {what}", RuntimeWarning, stacklevel=3)
+                _warn(f"K-FAC: {name}: {what}")
             else:
                 self._on_note(name, what)
 
@@ -302,8 +316,8 @@ class KFAC:
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
         self._require_alone()
-        if samples is not None and not 0 <= samples < math.inf:
-            raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
+        if samples is not None:
+            samples = _number("samples", samples, zero=True, high=math.inf)
         at = self.steps
         self._lr(at)
         damping, decay = self._damping(at), self._decay(at)
@@ -443,12 +457,12 @@ class KFAC:
                 changed.append((self._layers[name], after))
                 products.append((after * gradient).sum())
         if told or products:
-            self.plain = tuple(n for n, one in gradients.items() if one is not None and n not in whole)
+            self.plain = self._with_gradients_but(whole)
         if not products:
             return
         moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())
         if not math.isfinite(moved):
-            self.plain = tuple(name for name, one in gradients.items() if one is not None)
+            self.plain = self._with_gradients_but(set())
             return
         scale = 1.0 if kappa is None or moved == 0 else min(1.0, math.sqrt(kappa / abs(moved)))
         afters = [after for _, after in changed]
@@ -457,15 +471,17 @@ class KFAC:
         for (layer, _), after in zip(changed, afters, strict=True):
             layer.write(after)
 
+    def _with_gradients_but(self, whole: set[str]) -> tuple[str, ...]:
+        return tuple(n for n, layer in self._layers.items() if layer.has_gradient and n not in whole)
+
     def _say_forgotten(self) -> None:
         """Once: passes were watched, and the optimizer takes a step that K-FAC has not been told of."""
         if not self._forgotten and any(layer.samples for layer in self._layers.values()):
             self._forgotten = True
-            warnings.warn(
-                "K-FAC: the optimizer takes a step, and kfac.step() was not called: its gradients are "
-                "those of the model: call kfac.step() after backward() and before optimizer.step()",
-                RuntimeWarning,
-                stacklevel=2,
+            by = "older factors precondition its gradients" if self.steps else "its gradients are the model's"
+            _warn(
+                f"K-FAC: the optimizer takes a step, and kfac.step() was not called: {by}: call kfac.step() "
+                "after backward() and before optimizer.step()"
             )
 
     def _before(self) -> tuple[int, float, float | None]:
@@ -547,6 +563,17 @@ class KFAC:
         self._job, self._round = None, None
 
 
+def _warn(what: str) -> None:
+    """At the line that called Ragtag, through torch where an optimizer did."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "ragtag",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(what, RuntimeWarning, stacklevel=level)
+
+
 def _decomposed_all(
     factors: Mapping[str, tuple[Tensor, Tensor]],
     form: DecompositionForm,
@@ -606,10 +633,10 @@ def _before_step(this: Callable[[], KFAC | None]) -> None:
     kfac = this()
     if kfac is None:
         return
+    if kfac._now is None:
+        kfac._say_forgotten()
     if kfac.steps:
         kfac._precondition()
-    else:
-        kfac._say_forgotten()
 
 
 def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Event) -> None:
@@ -692,6 +719,11 @@ def _turns(what: str, value: int | EveryByStep) -> Callable[[int], bool]:
     return lambda step: step % fixed == 0
 
 
+def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """By name; of those of one name the innermost, which others wrap."""
+    return {plain_name(name, model): module for name, module in model.named_modules()}
+
+
 def _sorted_out(
     model: nn.Module, skip: Sequence[str], optimizer: torch.optim.Optimizer | None
 ) -> tuple[dict[str, nn.Linear | nn.Conv2d], dict[str, str]]:
@@ -702,7 +734,7 @@ def _sorted_out(
     stepped = None if optimizer is None else {id(p) for g in optimizer.param_groups for p in g["params"]}
     if isinstance(skip, str):
         raise ValueError(f"K-FAC: skip is {skip!r}; give a list of modules' names")
-    modules = {plain_name(name, model): module for name, module in model.named_modules()}
+    modules = _modules_of(model)
     skip = [plain_name(name, model) for name in skip]
     for name in skip:
         if name not in modules:

@@ -1164,6 +1164,7 @@ def test_a_second_one_on_a_layer_waits_for_the_end_of_the_first() -> None:
     second.step()
     del second
     last.step()
+    KFAC(model[0], torch.optim.SGD(model.parameters(), lr=0.1)).step()  # another training
 
 
 @pytest.mark.parametrize("cycle", [False, True])

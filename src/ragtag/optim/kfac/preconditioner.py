@@ -44,8 +44,6 @@ from ragtag.optim.kfac.layers import (
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
 from ragtag.optim.names import plain_name
 
-_watching = weakref.WeakKeyDictionary[nn.Module, list["weakref.finalize[..., KFAC]"]]()
-"""Of each module, the ends of those that have watched it."""
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
 STEPS_COMPARED = (0, 10, 100, 1000)
 """At which values of settings by step are compared with other peers'."""
@@ -84,6 +82,23 @@ class _Job:
     rounds: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    """One that has a layer. optimizer: in whose steps it preconditions; ``None``: in its own."""
+
+    end: weakref.finalize[..., KFAC]
+    optimizer: weakref.ref[torch.optim.Optimizer] | None
+
+    def goes_with(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        if self.optimizer is None:
+            return optimizer is None
+        return optimizer is not None and self.optimizer() is optimizer
+
+
+_watchers = weakref.WeakKeyDictionary[nn.Module, list[_Watcher]]()
+"""Of each module, the oldest first."""
+
+
 class KFAC:
     """Preconditions the gradients of a model's ``Linear`` and ``Conv2d`` layers in place.
 
@@ -115,13 +130,13 @@ class KFAC:
     communicator: makes one from what is needed; by default there are no other peers.
     on_note: told of a layer, and of what is odd with it, once each; by default a ``RuntimeWarning`` says so.
 
-    Warns once (``RuntimeWarning``) where the optimizer takes a step after passes, and ``step`` was not called:
-    that step is by the bases that there are.
+    Warns once (``RuntimeWarning``) where the optimizer takes a step after passes and ``step`` was not called:
+    that one is by the bases that there are.
 
     A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
     its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
     on with the bases it has. What is left to the optimizer is in ``left_out``, with why. Hooks and thread end
-    with the object, or with ``close()``; until then a second one on a layer refuses to ``step``.
+    with the object, or with ``close()``; a second one on a layer and optimizer waits for that.
 
     Raises ValueError: an argument is out of range, or nothing is left to precondition. TypeError: there is
     neither optimizer nor lr.
@@ -237,10 +252,12 @@ class KFAC:
             this = weakref.ref(self)
             hooks.append(optimizer.register_step_pre_hook(partial(_on_step, this)))
         self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
-        self._older: dict[str, list[weakref.finalize[..., KFAC]]] = {}
+        watcher = _Watcher(self._end, None if optimizer is None else weakref.ref(optimizer))
+        self._older: dict[str, list[_Watcher]] = {}
         for name, layer in self._layers.items():
-            self._older[name] = [end for end in _watching.get(layer.module, []) if end.alive]
-            _watching[layer.module] = [*self._older[name], self._end]
+            others = [one for one in _watchers.get(layer.module, []) if one.end.alive]
+            self._older[name] = [one for one in others if one.goes_with(optimizer)]
+            _watchers[layer.module] = [*others, watcher]
 
     def __repr__(self) -> str:
         return f"KFAC({len(self._layers)} layers, {self._form}, {self.steps} steps)"
@@ -311,7 +328,7 @@ class KFAC:
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed, or an older one that was not closed has one of its layers.
+            RuntimeError: K-FAC was closed, or an older one that was not has a layer and the optimizer, too.
         """
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
@@ -350,17 +367,17 @@ class KFAC:
         self.steps, self._gate.opened = at + 1, next_opened
 
     def _require_alone(self) -> None:
-        """Two on one layer would precondition its gradient twice.
+        """Two on one layer in an optimizer's steps would precondition its gradient twice.
 
         Not when this one is made: ``kfac = KFAC(...)`` lets go of an older one only after that.
         """
-        if any(end.alive for ends in self._older.values() for end in ends):
+        if any(one.end.alive for older in self._older.values() for one in older):
             gc.collect()  # an older one in a cycle is nobody's any more
-        for name, ends in self._older.items():
-            if any(end.alive for end in ends):
+        for name, older in self._older.items():
+            if any(one.end.alive for one in older):
                 raise RuntimeError(
-                    f"K-FAC: an older K-FAC has the layer {name!r}, too, and its gradient would be "
-                    "preconditioned twice: close() the older one"
+                    f"K-FAC: an older K-FAC of this optimizer has the layer {name!r}, too, and its gradient "
+                    "would be preconditioned twice: close() the older one"
                 )
         self._older.clear()
 

@@ -707,6 +707,24 @@ def test_a_layer_that_is_no_more_what_it_was_is_named(what: str, why: str, plain
             model[0].weight.requires_grad_(what == "frozen bias")
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_layer_with_gradients_and_no_passes_is_noted_once(every: int) -> None:
+    torch.manual_seed(23)
+    told: list[tuple[str, str]] = []
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    kfac = KFAC(model, lr=0.1, factor_every=every, on_note=lambda *note: told.append(note))
+    noted = []
+    for step in range(25 * every):
+        model.zero_grad()
+        x = functional.linear(model[0](torch.randn(4, 3)), model[1].weight, model[1].bias)
+        seldom = step % (9 * every) == 0
+        one_pass(model[2] if seldom else partial(functional.linear, weight=model[2].weight), x)
+        kfac.step()
+        noted += [(step, name) for name, _ in told[len(noted) :]]
+    assert noted == [(9 * every, "1")]
+    assert told[0][1].startswith("no pass was seen in 10 steps with gradients: it is in evaluation mode")
+
+
 def test_a_layer_that_is_called_twice_counts_both() -> None:
     torch.manual_seed(9)
     layer = nn.Linear(3, 3)

@@ -45,6 +45,8 @@ from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
 from ragtag.optim.names import plain_name
 
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
+UNSEEN_STEPS = 10
+"""After so many steps of a layer with a gradient and without a pass that is odd."""
 STEPS_COMPARED = (0, 10, 100, 1000)
 """At which values of settings by step are compared with other peers'."""
 ByStep = Callable[[int], float]
@@ -199,6 +201,8 @@ class KFAC:
         self.plain: tuple[str, ...] = ()
         """Layers that took the last step with their gradient, or a part of it, as it was."""
         self._model = weakref.ref(model)
+        self._unseen = dict[str, int]()
+        """How many steps in a row a layer has had a gradient and no pass."""
         self._gate = gate
         self._gate.opened = self._factor_every(0)
         self._layers = {
@@ -343,6 +347,8 @@ class KFAC:
         self._look_at_shapes()
         self._collect()
         opened = self._gate.opened
+        if opened:
+            self._look_for_unseen()
         self._due |= turn
         if self._thread is None:
             if opened:
@@ -387,6 +393,20 @@ class KFAC:
             changed = layer.changed
             if changed is not None:
                 self._note(name, f"left to the optimizer: {changed}")
+
+    def _look_for_unseen(self) -> None:
+        """Where passes go by its hooks, a layer has gradients; one that is not used has none."""
+        for name, layer in self._layers.items():
+            if layer.samples or not layer.has_gradient:
+                self._unseen.pop(name, None)
+                continue
+            self._unseen[name] = self._unseen.get(name, 0) + 1
+            if self._unseen[name] == UNSEEN_STEPS:
+                self._note(
+                    name,
+                    f"no pass was seen in {UNSEEN_STEPS} steps with gradients: it is in evaluation mode, or "
+                    "not called as a module, or was compiled and called before K-FAC was made",
+                )
 
     def _fold(self, decay: float, samples: float | None) -> None:
         self._settle()

@@ -10,6 +10,7 @@ import math
 import threading
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragtag.app.crew.transport import SoloTransport
-from ragtag.optim.kfac import preconditioner, why_not
+from ragtag.optim.kfac import OneProcess, preconditioner, why_not
+from ragtag.optim.kfac.communicator import Needs
 from ragtag.optim.kfac.layers import (
     KfacLayer,
     PassGate,
@@ -406,8 +409,8 @@ def test_with_an_optimizer_gradients_are_preconditioned_as_it_takes_its_step() -
 
 
 class Twice(torch.optim.SGD):
-    def step(self, closure: object = None) -> None:
-        super().step()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
 
 
 def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> None:
@@ -423,9 +426,67 @@ def test_an_optimizer_that_calls_its_parents_step_is_preconditioned_once() -> No
             kfac.step()
             optimizer.step()
         one_pass(model, torch.randn(6, 3))
-        optimizer.step()  # K-FAC was not told of it: by the bases that there are
+        with pytest.warns(RuntimeWarning, match=r"kfac.step\(\) was not called"):
+            optimizer.step()  # by the bases that there are
         results.append(model.weight.detach())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Twice])
+@pytest.mark.parametrize("how", ["first argument", "by name", "told before the step"])
+def test_gradients_of_a_closure_are_preconditioned_as_others(how: str, kind: type) -> None:
+    """Each call of it makes them anew, after the optimizer's step has begun."""
+    results = []
+    for closed in (False, True):
+        torch.manual_seed(16)
+        model = nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        kfac = KFAC(model, optimizer, damping=0.5, kl_clip=None)
+        told_in = closed and how != "told before the step"
+        for _ in range(3):
+
+            def closure(x: torch.Tensor, kfac: KFAC = kfac, told: bool = told_in) -> float:
+                kfac.layers["model"].module.zero_grad()
+                one_pass(kfac.layers["model"].module, x)
+                if told:
+                    kfac.step()
+                return 1.5
+
+            given = partial(closure, torch.randn(6, 3))
+            if not told_in:
+                given()
+                kfac.step()
+            if not closed:
+                optimizer.step()
+            else:
+                assert (optimizer.step(closure=given) if how == "by name" else optimizer.step(given)) == 1.5
+            assert kfac.plain == () and kfac.layers["model"].written
+        results.append(model.weight.detach())
+    assert torch.equal(*results)
+
+
+def test_each_gradient_of_a_closure_that_is_called_often_is_preconditioned() -> None:
+    torch.manual_seed(18)
+    model, x = nn.Linear(3, 2), torch.randn(6, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    kfac, seen = KFAC(model, optimizer, damping=0.5, kl_clip=None), []
+    plain = optimizer._gather_flat_grad
+
+    def gathered() -> torch.Tensor:
+        seen.append(kfac.layers["model"].written)
+        return plain()
+
+    optimizer._gather_flat_grad = gathered
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        kfac.step()
+        return loss
+
+    optimizer.step(closure)
+    assert kfac.steps == len(seen) == 3 and all(seen)
 
 
 def test_passes_that_teach_nothing_do_not_count() -> None:
@@ -446,6 +507,41 @@ def test_passes_that_teach_nothing_do_not_count() -> None:
     assert all(layer._passes == 0 for layer in kfac.layers.values())
     model(x).sum().backward()
     assert all(layer._passes == 1 for layer in kfac.layers.values())
+
+
+@pytest.mark.parametrize("how", ["none", "zeros", "asked for alone", "another weight"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_passes_whose_gradients_were_thrown_away_do_not_count(how: str, calls: int) -> None:
+    """The loss of a GAN's generator goes through the discriminator, too."""
+    torch.manual_seed(21)
+    model = nn.Linear(3, 3).double()
+    x = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    kfac = KFAC(model, lr=0.1, factor_dtype=torch.float64)
+    layer = kfac.layers["model"]
+
+    def loss(at: int) -> torch.Tensor:
+        y = model(x[at])
+        return (model(y) if calls == 2 else y).square().sum()
+
+    def of_gradients() -> list[float]:
+        for at in (1, 2):  # accumulated
+            loss(at).backward()
+        assert layer._passes == 2 * calls and layer.samples == 8 * calls
+        return [float(part.sum()) for part in layer.taken()]
+
+    model.zero_grad()
+    wanted = of_gradients()
+    if how == "asked for alone":
+        model.zero_grad()
+        torch.autograd.grad(loss(0), x[0])
+    elif how == "another weight":
+        model.weight = nn.Parameter(model.weight.detach().clone())
+        kfac.step()
+    else:
+        loss(0).backward()
+        loss(0).backward()
+    model.zero_grad(set_to_none=how != "zeros")
+    assert of_gradients() == pytest.approx(wanted, rel=1e-12)
 
 
 def test_passes_that_are_not_finite_are_dropped_and_leave_gradients_as_they_are() -> None:
@@ -525,6 +621,108 @@ def test_what_it_does_not_know_is_left_to_the_optimizer_and_named() -> None:
     kfac.step()
     assert "sometimes" not in kfac.left_out
     assert why_not(nn.Linear(2, 3)) is None
+
+
+VIEWS = {
+    "sequences": (lambda: nn.Linear(3, 4), (2, 5, 3)),
+    "sequences of sequences": (lambda: nn.Linear(3, 4), (2, 5, 2, 3)),
+    "sequences without bias": (lambda: nn.Linear(3, 4, bias=False), (2, 5, 3)),
+    "one row": (lambda: nn.Linear(3, 4), (3,)),
+    "one row without bias": (lambda: nn.Linear(3, 4, bias=False), (3,)),
+    "one image": (lambda: nn.Conv2d(3, 4, 2), (3, 5, 6)),
+    "one image in groups": (lambda: nn.Conv2d(4, 6, 2, groups=2), (4, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_pass_is_seen_whatever_becomes_of_its_output_in_place(kind: str) -> None:
+    """An output that is a view has another history after an operation in place."""
+    make, shape = VIEWS[kind]
+    torch.manual_seed(17)
+    model = make().double()
+    x, seen = torch.randn(shape, dtype=torch.float64), []
+    for inplace in (False, True):
+        kfac = KFAC(model, lr=0.1, factor_dtype=torch.float64)
+        y = functional.relu(model(x), inplace=inplace)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+        (y * weights).sum().backward()
+        layer = kfac.layers["model"]
+        assert layer._sums is not None and layer._passes == 1
+        assert torch.equal(layer._sums[1], layer.output_covariance(weights * (y > 0)))
+        seen.append((*layer._sums, layer.samples))
+        kfac.close()
+    assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(*seen, strict=True))
+
+
+def test_what_the_optimizer_has_not_is_left_alone_and_does_not_shorten_its_step() -> None:
+    results = []
+    for how in ("head only", "skip"):
+        torch.manual_seed(19)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        sgd = torch.optim.SGD(model[2].parameters() if how == "head only" else model.parameters(), lr=0.1)
+        kfac = KFAC(model, sgd, skip=["0"] if how == "skip" else [])
+        assert list(kfac.layers) == ["2"]
+        one_pass(model, torch.randn(6, 3))
+        before = model[0].weight.grad.clone()
+        kfac.step()
+        if how == "head only":
+            why = "the optimizer had none of its parameters when K-FAC was made"
+            assert kfac.left_out == {"0": why}
+            sgd.add_param_group({"params": model[0].parameters()})
+        sgd.step()
+        assert torch.equal(model[0].weight.grad, before) and kfac.plain == ()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    other = torch.optim.SGD(nn.Linear(3, 4).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"no layer to precondition: .*the optimizer had none"):
+        KFAC(model, other)
+
+
+@pytest.mark.parametrize(
+    ("what", "why", "plain"),
+    [
+        ("frozen bias", "some of its parameters need no gradient", ("0",)),
+        ("frozen", "some of its parameters need no gradient", ()),
+        ("another", "the model has another module in its place", ()),
+        ("pruned", "its parameters are computed from others", ("0",)),
+    ],
+)
+def test_a_layer_that_is_no_more_what_it_was_is_named(what: str, why: str, plain: tuple[str, ...]) -> None:
+    torch.manual_seed(22)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    kfac = KFAC(model, lr=0.1)
+    for step in range(3):
+        model.zero_grad()
+        one_pass(model, torch.randn(6, 3))
+        kfac.step()
+        assert kfac.left_out == ({"0": why} if step else {}) and kfac.plain == (plain if step else ())
+        if step:
+            continue
+        if what == "another":
+            model[0] = nn.Linear(3, 4)
+        elif what == "pruned":
+            prune.random_unstructured(model[0], "weight", 0.5)
+        else:
+            model[0].bias.requires_grad_(False)
+            model[0].weight.requires_grad_(what == "frozen bias")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_layer_with_gradients_and_no_passes_is_noted_once(every: int) -> None:
+    torch.manual_seed(23)
+    told: list[tuple[str, str]] = []
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    kfac = KFAC(model, lr=0.1, factor_every=every, on_note=lambda *note: told.append(note))
+    noted = []
+    for step in range(25 * every):
+        model.zero_grad()
+        x = functional.linear(model[0](torch.randn(4, 3)), model[1].weight, model[1].bias)
+        seldom = step % (9 * every) == 0
+        one_pass(model[2] if seldom else partial(functional.linear, weight=model[2].weight), x)
+        kfac.step()
+        noted += [(step, name) for name, _ in told[len(noted) :]]
+    assert noted == [(9 * every, "1")]
+    assert told[0][1].startswith("no pass was seen in 10 steps with gradients: it is in evaluation mode")
 
 
 def test_a_layer_that_is_called_twice_counts_both() -> None:
@@ -763,6 +961,31 @@ def test_bad_settings_are_refused_before_anything_is_hooked(settings: dict, word
     assert not model[0]._forward_hooks
 
 
+def test_what_peers_compare_has_lr_and_values_by_step() -> None:
+    def words(**settings: Any) -> str:
+        told: list[str] = []
+
+        def made(needs: Needs) -> OneProcess:
+            told.append(needs.settings)
+            return OneProcess(needs)
+
+        model, _ = tiny()
+        KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), communicator=made, **settings)
+        return told[0]
+
+    assert words() == words() != words(lr=0.1) != words(lr=5.0)
+    assert words(kl_clip=lambda step: 1e-3) == words(kl_clip=lambda step: 1e-3 * (1 + 1e-9))
+    for name in ("lr", "kl_clip", "damping", "factor_decay"):
+        assert words(**{name: lambda step: 0.01}) != words(**{name: lambda step: 0.02})
+        assert words(**{name: lambda step: 0.01}) != words(**{name: lambda step: 0.01 if step < 50 else 0.02})
+    assert words(inverse_every=lambda step: 5) != words(inverse_every=lambda step: 6)
+    assert words(lr=[0.3, 0.2, 0.1].__getitem__).startswith("lr 0.3/none/none/none, damping 0.003, ")
+    by_step = dict.fromkeys(("lr", "kl_clip", "damping", "factor_decay"), lambda step: 1.2346e-5)
+    every = dict.fromkeys(("factor_every", "inverse_every"), lambda step: 1000)
+    longest = words(**by_step, **every, block_rows=2048, form="inverse", scaling="pytorch")
+    assert len(longest) < 400, "a schema's content has 512 letters, others' settings and the name among them"
+
+
 def test_bad_models_and_bad_values_by_step_are_refused() -> None:
     with pytest.raises(ValueError, match="no layer to precondition"):
         KFAC(nn.LayerNorm(3), lr=0.1)
@@ -930,9 +1153,92 @@ def test_where_nobody_is_told_a_warning_says_what_is_odd() -> None:
             pytest.warns(RuntimeWarning, match="K-FAC: model: passes that are not finite")
             if kfac.steps == 0
             else warnings.catch_warnings(action="error")
-        ):
+        ) as told:
             kfac.step()
+        assert told is None or [one.filename for one in told] == [__file__]
     assert kfac.dropped == 2
+
+
+def test_a_second_one_on_a_layer_waits_for_the_end_of_the_first() -> None:
+    """A gradient that is preconditioned twice is none of the loss's."""
+    torch.manual_seed(20)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(6, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, third = KFAC(model[1], sgd), KFAC(model[0], sgd)
+    second = KFAC(model, sgd)
+    one_pass(model, x)
+    with pytest.raises(RuntimeError, match=r"has the layer '0', too, .* close\(\) the older one"):
+        second.step()
+    assert second.steps == 0 and not second.layers["0"].folded
+    first.step()
+    third.close()
+    with pytest.raises(RuntimeError, match="layer '1'"):
+        second.step()
+    first.close()
+    second.step()
+    last = KFAC(model[0], sgd)
+    with pytest.raises(RuntimeError, match="layer 'model'"):
+        last.step()
+    second.step()
+    del second
+    last.step()
+    KFAC(model[0], torch.optim.SGD(model.parameters(), lr=0.1)).step()  # another training
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_one_that_is_made_in_the_place_of_another_goes_on_alone(cycle: bool) -> None:
+    """A notebook's cell that is run again."""
+    model, x = tiny()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        kfac = KFAC(model, sgd)
+        if cycle:
+            kfac._itself = kfac
+        sgd.zero_grad()
+        one_pass(model, x)
+        kfac.step()
+        before = model.weight.grad.clone()
+        sgd.step()
+        assert len(model._forward_hooks) == len(sgd._optimizer_step_pre_hooks) == 1
+        assert not torch.equal(before, model.weight.grad)
+
+
+@pytest.mark.parametrize("how", ["copied", "pickled"])
+def test_a_model_can_be_saved_whole_and_its_copy_is_watched_by_itself(how: str) -> None:
+    model, x = tiny()
+    kfac = KFAC(model, torch.optim.SGD(model.parameters(), lr=0.1), grad_scale=lambda: 1.0)
+    if how == "copied":
+        again = copy.deepcopy(model)
+    else:
+        stream = io.BytesIO()
+        torch.save(model, stream)
+        stream.seek(0)
+        again = torch.load(stream, weights_only=False)
+    one_pass(again, x)
+    assert kfac.layers["model"]._passes == 0
+    own = KFAC(again, lr=0.1)
+    one_pass(model, x)
+    one_pass(again, x)
+    kfac.step()
+    own.step()
+    for layer in (kfac.layers["model"], own.layers["model"]):
+        assert layer.folded == 1
+    assert torch.equal(kfac.layers["model"].factors["G"], own.layers["model"].factors["G"])
+
+
+def test_what_is_no_model_optimizer_or_number_is_refused() -> None:
+    model, x = tiny()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"model is a SGD; give a torch\.nn\.Module"):
+        KFAC(sgd, model)
+    with pytest.raises(TypeError, match=r"optimizer is a Linear; give a torch\.optim\.Optimizer"):
+        KFAC(model, model)
+    kfac = KFAC(model, sgd)
+    one_pass(model, x)
+    for samples in ("x", -1, math.inf, math.nan, True):
+        with pytest.raises(ValueError, match="samples is"):
+            kfac.step(samples)
+    assert kfac.steps == 0
 
 
 def test_hooks_and_thread_end_with_the_object() -> None:
@@ -975,14 +1281,21 @@ def test_steps_that_were_taken_elsewhere_count_for_when_factors_are_due(missed: 
         assert went_on._gate.opened == from_there._gate.opened == (missed == 3)
 
 
-def test_a_step_that_is_forgotten_is_said_once() -> None:
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_step_that_is_forgotten_is_said_once_where_it_was(taken: int) -> None:
     model = nn.Linear(3, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     kfac = KFAC(model, sgd)
     sgd.step()  # no pass yet
-    model(torch.ones(4, 3)).sum().backward()
-    with pytest.warns(RuntimeWarning, match=r"call kfac.step\(\)"):
+    for _ in range(taken):
+        model(torch.ones(4, 3)).sum().backward()
+        kfac.step()
         sgd.step()
+    model(torch.ones(4, 3)).sum().backward()
+    by = "older factors precondition" if taken else "gradients are the model's"
+    with pytest.warns(RuntimeWarning, match=rf"{by}.*: call kfac.step\(\)") as told:
+        sgd.step()
+    assert [one.filename for one in told] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sgd.step()

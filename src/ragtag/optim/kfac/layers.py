@@ -48,13 +48,28 @@ class PassGate:
         self.scale, self.scaling, self.images_every = scale, scaling, images_every
 
 
+class _Hook:
+    """Shows a layer the passes of its module. Copied or pickled, with the module, it shows them to nobody."""
+
+    def __init__(self, layer: KfacLayer | None = None) -> None:
+        self._layer = layer
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._layer is not None:
+            self._layer.forward(module, args, kwargs, output)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
 class KfacLayer:
     """One layer whose passes are watched: ``Linear`` or ``Conv2d``.
 
-    A pass counts when its backward pass reaches the layer: until then the graph holds its A (n x n values,
-    and no copy of the input), so one that is dropped leaves nothing. Passes in evaluation mode or without
-    gradients do not count. Of several passes (gradient accumulation, a layer that is called twice) the mean
-    is taken.
+    A pass counts when its backward pass has given the weight its gradient: until then the graph holds its A
+    (n x n values, and no copy of the input), so one that is dropped leaves nothing. It counts no more when
+    that gradient is gone or was changed by the next backward pass, such as by ``zero_grad``. Passes in
+    evaluation mode or without gradients do not count. Of several passes (gradient accumulation, a layer that
+    is called twice) the mean is taken.
     """
 
     def __init__(
@@ -78,10 +93,13 @@ class KfacLayer:
         self._wrote: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
         self._sums: tuple[Tensor, Tensor] | None = None
         self._passes = 0
-
-    def __deepcopy__(self, memo: object) -> KfacLayer:
-        """A copy of the model carries this hook, too, which knows that it is not the layer's."""
-        return self
+        self._reached: list[tuple[Tensor, Tensor, int]] = []
+        """Of the backward pass under way, or of one that gave the weight no gradient."""
+        self._reached_in = -1
+        self._gave: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
+        """The gradient that the passes that count have given, and its version then."""
+        self._hooks: list[RemovableHandle] = []
+        self._hooked: Tensor | None = None
 
     def _identity(self, size: int) -> Tensor:
         eye = torch.eye(size, dtype=self.dtype, device=self.module.weight.device)
@@ -103,16 +121,41 @@ class KfacLayer:
         now, then = self._shapes(), self._form
         return None if now == then else f"its weight and bias were {_sizes(then)}, and are {_sizes(now)}"
 
+    def left_out(self, there: bool) -> str | None:
+        """Why it is left alone now; ``None``: it is not. there: whether the model has its module yet."""
+        if not there:
+            return "the model has another module in its place"
+        return self.changed or why_not(self.module)
+
     # -- Passes
 
-    def watch(self) -> RemovableHandle:
-        """Begin to see passes; what it returns ends that."""
-        return self.module.register_forward_hook(self._forward, with_kwargs=True)
+    @property
+    def _weight(self) -> Tensor | None:
+        """``None``: it is computed from others by now."""
+        return self.module._parameters.get("weight")
 
-    def _forward(
+    def watch(self) -> None:
+        """Begin to see passes, or, where the layer has another weight by now, its gradients again."""
+        weight = self._weight
+        if weight is not None and weight.requires_grad and weight is not self._hooked:
+            self.remove()
+            self._hooked = weight
+            self._hooks = [
+                self.module.register_forward_hook(_Hook(self), with_kwargs=True),
+                weight.register_post_accumulate_grad_hook(self._given),  # type: ignore[no-untyped-call]
+            ]
+
+    def remove(self) -> None:
+        """End that."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._hooked = [], None
+
+    def forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if module is not self.module or not (
+        """A pass of the module: it counts when the backward pass has come through it."""
+        if module is not self.module or not (  # a replica on another device shares the hooks
             module.training and self._gate.opened and output.requires_grad and output.numel()
         ):
             return
@@ -121,18 +164,37 @@ class KfacLayer:
         given = args[0] if args else kwargs["input"]
         with torch.no_grad():
             a = self.input_covariance(given.detach())
-        output.register_hook(partial(self._backward, a))  # type: ignore[no-untyped-call]
+        # An operation in place on a view gives it another history, without its hooks; its base keeps these.
+        base = output._base if output._is_view() else None
+        hooked = output if base is None or base.numel() != output.numel() else base
+        hooked.register_hook(partial(self._backward, a, output.shape))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _backward(self, a: Tensor, gradient: Tensor) -> None:
-        self.samples += self._samples_of(gradient)
-        g = self.output_covariance(gradient.detach())
-        self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
-        self._passes += 1
+    def _backward(self, a: Tensor, shape: torch.Size, gradient: Tensor) -> None:
+        gradient = gradient.reshape(shape)
+        backward = torch._C._current_graph_task_id()
+        if self._reached_in != backward:  # what torch.autograd.grad has asked for gave no gradient
+            self._reached, self._reached_in = [], backward
+        self._reached.append((a, self.output_covariance(gradient.detach()), self._samples_of(gradient)))
+
+    @torch.no_grad()
+    def _given(self, weight: Tensor) -> None:
+        """A backward pass has added to the weight's gradient, by which that is one version further."""
+        gradient = weight.grad
+        held, version = self._gave
+        if gradient is None or held() is not gradient or version != gradient._version - 1:
+            self._sums, self._passes, self.samples = None, 0, 0
+        if gradient is not None:
+            self._gave = weakref.ref(gradient), gradient._version
+            for a, g, samples in self._reached:
+                self._sums = (a, g) if self._sums is None else (self._sums[0] + a, self._sums[1] + g)
+                self._passes += 1
+                self.samples += samples
+        self._reached = []
 
     def forget(self) -> None:
         """Drop the passes since the factors were updated."""
-        self._sums, self._passes, self.samples = None, 0, 0
+        self._sums, self._passes, self.samples, self._reached = None, 0, 0, []
 
     def kept(self, alpha: float) -> float:
         """How much of the factors stays when new passes come in (see ``fold``)."""
@@ -200,9 +262,14 @@ class KfacLayer:
 
     # -- The gradient
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether one of its parameters has one, also where that is none that K-FAC can take."""
+        return any(parameter.grad is not None for parameter in self.module.parameters(recurse=False))
+
     def gradient(self) -> Tensor | None:
         """``(g, a)``, or ``(groups, g, a)``, the bias's as last column; ``None``: it has none like that."""
-        weight, bias = self.module.weight.grad, self.module.bias
+        weight, bias = None if self._weight is None else self._weight.grad, self.module.bias
         if self.changed or weight is None or (bias is not None and bias.grad is None):
             return None
         parts = [weight.reshape(self.groups, self.size.g, -1)]
@@ -225,7 +292,7 @@ class KfacLayer:
     @property
     def written(self) -> bool:
         """Whether the gradient is still what was written last."""
-        weight = self.module.weight.grad
+        weight = None if self._weight is None else self._weight.grad
         return weight is not None and self._wrote[0]() is weight and self._wrote[1] == weight._version
 
 

@@ -13,7 +13,9 @@ bases, and an average is waited for only when its factors are needed.
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 import threading
 import time
 import warnings
@@ -21,6 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -39,8 +42,13 @@ from ragtag.optim.kfac.layers import (
     why_not,
 )
 from ragtag.optim.kfac.placement import SIDES, DecompositionForm, Side
+from ragtag.optim.names import plain_name
 
 _NOT_MADE = "its factor cannot be decomposed, and it goes on with older bases"
+UNSEEN_STEPS = 10
+"""After so many steps of a layer with a gradient and without a pass that is odd."""
+STEPS_COMPARED = (0, 10, 100, 1000)
+"""At which values of settings by step are compared with other peers'."""
 ByStep = Callable[[int], float]
 EveryByStep = Callable[[int], int]
 
@@ -76,17 +84,37 @@ class _Job:
     rounds: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    """One that has a layer. optimizer: in whose steps it preconditions; ``None``: in its own."""
+
+    end: weakref.finalize[..., KFAC]
+    optimizer: weakref.ref[torch.optim.Optimizer] | None
+
+    def goes_with(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        if self.optimizer is None:
+            return optimizer is None
+        return optimizer is not None and self.optimizer() is optimizer
+
+
+_watchers = weakref.WeakKeyDictionary[nn.Module, list[_Watcher]]()
+"""Of each module, the oldest first."""
+
+
 class KFAC:
     """Preconditions the gradients of a model's ``Linear`` and ``Conv2d`` layers in place.
 
     optimizer: preconditions as this one takes its step, so after a crew has averaged the gradients, and has
-    the KL clip's ``lr`` from it. Without one, ``step`` preconditions at once.
+    the KL clip's ``lr`` from it; where the step has a closure, after each call of that, which may call
+    ``step``. Layers of which it has no parameter are left alone, also where it gets them later. Without an
+    optimizer ``step`` preconditions at once.
     lr: the optimizer's, or its value at a step (0, 1, ...), for the KL clip.
     damping: above 0, or by step; an inverse keeps the one that it was made with.
     factor_decay: alpha of the running averages, ``alpha F + (1 - alpha) F_new``.
     kl_clip: kappa; ``None``: no clip.
     factor_every, inverse_every: steps from one update of the factors, or of the decompositions, to the next;
-    a number, or by step.
+    a number, or by step. What is by step has the same values on all peers, and is asked for some of them (at
+    ``STEPS_COMPARED``) when this is made.
     images_every: of a batch's images, each so many-th goes into factors of convolutions, which take most of a
     step's time: 4 costs a fourth, and the factors are noisier. Layers of rows count whole.
     block_rows: a factor of more rows is decomposed in diagonal blocks of as many at most, as Distributed
@@ -104,12 +132,13 @@ class KFAC:
     communicator: makes one from what is needed; by default there are no other peers.
     on_note: told of a layer, and of what is odd with it, once each; by default a ``RuntimeWarning`` says so.
 
-    Warns once (``RuntimeWarning``) where the optimizer takes a step before ``step`` was ever called.
+    Warns once (``RuntimeWarning``) where the optimizer takes a step after passes and ``step`` was not called:
+    that one is by the bases that there are.
 
     A layer is left alone as long as it has had no pass, or no gradient, or has no bases yet, or has changed
     its shape; passes that are not finite are dropped, and where a factor cannot be decomposed its layer goes
     on with the bases it has. What is left to the optimizer is in ``left_out``, with why. Hooks and thread end
-    with the object, or with ``close()``.
+    with the object, or with ``close()``; a second one on a layer and optimizer waits for that.
 
     Raises ValueError: an argument is out of range, or nothing is left to precondition. TypeError: there is
     neither optimizer nor lr.
@@ -137,6 +166,10 @@ class KFAC:
         communicator: Callable[[Needs], Communicator] | None = None,
         on_note: Callable[[str, str], None] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"K-FAC: model is a {type(model).__name__}; give a torch.nn.Module")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"K-FAC: optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
         self._lr = _rate(optimizer, lr)
         self._damping = _by_step("damping", damping)
         self._decay = _by_step("factor_decay", factor_decay, high=1.0)
@@ -156,7 +189,7 @@ class KFAC:
         if block_rows is not None and (type(block_rows) is not int or block_rows < 1):
             raise ValueError(f"K-FAC: block_rows is {block_rows!r}; give a whole number, 1 at least, or None")
         gate = PassGate(_scale(grad_scale), scaling, images_every)
-        known, self._left_out = _sorted_out(model, skip)
+        known, self._left_out = _sorted_out(model, skip, optimizer)
         self._form: DecompositionForm = form
         self._block_rows = block_rows
         self._scaling: Scaling = scaling
@@ -167,6 +200,9 @@ class KFAC:
         """How often a layer's passes were not finite, and left out of its factors."""
         self.plain: tuple[str, ...] = ()
         """Layers that took the last step with their gradient, or a part of it, as it was."""
+        self._model = weakref.ref(model)
+        self._unseen = dict[str, int]()
+        """How many steps in a row a layer has had a gradient and no pass."""
         self._gate = gate
         self._gate.opened = self._factor_every(0)
         self._layers = {
@@ -190,6 +226,7 @@ class KFAC:
                 for name in self._layers
             },
             settings=_in_words(
+                lr="the optimizer's" if lr is None else lr,
                 damping=damping,
                 factor_decay=factor_decay,
                 kl_clip=kl_clip,
@@ -212,12 +249,20 @@ class KFAC:
         self._forgotten = False
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
         self._stop = threading.Event()
-        hooks: list[Any] = [layer.watch() for layer in self._layers.values()]
+        for layer in self._layers.values():
+            layer.watch()
+        hooks: list[Any] = list(self._layers.values())
         self._waits = optimizer is not None
         if optimizer is not None:
             this = weakref.ref(self)
-            hooks.append(optimizer.register_step_pre_hook(lambda *_: _before_step(this)))
+            hooks.append(optimizer.register_step_pre_hook(partial(_on_step, this)))
         self._end = weakref.finalize(self, _end, hooks, self._thread, self._stop)
+        watcher = _Watcher(self._end, None if optimizer is None else weakref.ref(optimizer))
+        self._older: dict[str, list[_Watcher]] = {}
+        for name, layer in self._layers.items():
+            others = [one for one in _watchers.get(layer.module, []) if one.end.alive]
+            self._older[name] = [one for one in others if one.goes_with(optimizer)]
+            _watchers[layer.module] = [*others, watcher]
 
     def __repr__(self) -> str:
         return f"KFAC({len(self._layers)} layers, {self._form}, {self.steps} steps)"
@@ -229,8 +274,15 @@ class KFAC:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Modules with parameters that the optimizer has to itself, and why."""
-        changed = {name: why for name, one in self._layers.items() if (why := one.changed) is not None}
+        """Modules with parameters that K-FAC leaves alone, and why."""
+        model = self._model()
+        found = {} if model is None else _modules_of(model)
+        there = {name or "model": module for name, module in found.items()}
+        changed = {
+            name: why
+            for name, one in self._layers.items()
+            if (why := one.left_out(model is None or there.get(name) is one.module)) is not None
+        }
         unseen = {name: "no pass has reached it yet" for name, one in self._layers.items() if not one.folded}
         return {**self._left_out, **(unseen if self.steps else {}), **changed}
 
@@ -266,7 +318,7 @@ class KFAC:
         if (name, kind) not in self._noted:
             self._noted.add((name, kind))
             if self._on_note is None:
-                warnings.warn(f"K-FAC: {name}: {what}", RuntimeWarning, stacklevel=3)
+                _warn(f"K-FAC: {name}: {what}")
             else:
                 self._on_note(name, what)
 
@@ -284,13 +336,15 @@ class KFAC:
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
-            RuntimeError: K-FAC was closed (ragtag.HasLeft: the crew was left, which closes it).
+            RuntimeError: K-FAC was closed (ragtag.HasLeft: the crew was left, which closes it), or an older
+                one that was not has a layer and the optimizer, too.
         """
         self._peers.require_in("kfac.step()")
         if not self._end.alive:
             raise RuntimeError("K-FAC was closed")
-        if samples is not None and not 0 <= samples < math.inf:
-            raise ValueError(f"K-FAC: samples is {samples}; give a number of 0 or more")
+        self._require_alone()
+        if samples is not None:
+            samples = _number("samples", samples, zero=True, high=math.inf)
         if self._waits and self._now is not None:  # peers may have unlike numbers of batches for one step
             self._collect()
             return
@@ -302,6 +356,8 @@ class KFAC:
         self._look_at_shapes()
         self._collect()
         opened = self._gate.opened and self._is_settled()
+        if opened:
+            self._look_for_unseen()
         self._due |= turn
         if self._thread is None and self._peers.in_step():
             if opened:
@@ -325,11 +381,41 @@ class KFAC:
             self._precondition()
         self.steps, self._gate.opened = at + 1, next_opened
 
+    def _require_alone(self) -> None:
+        """Two on one layer in an optimizer's steps would precondition its gradient twice.
+
+        Not when this one is made: ``kfac = KFAC(...)`` lets go of an older one only after that.
+        """
+        if any(one.end.alive for older in self._older.values() for one in older):
+            gc.collect()  # an older one in a cycle is nobody's any more
+        for name, older in self._older.items():
+            if any(one.end.alive for one in older):
+                raise RuntimeError(
+                    f"K-FAC: an older K-FAC of this optimizer has the layer {name!r}, too, and its gradient "
+                    "would be preconditioned twice: close() the older one"
+                )
+        self._older.clear()
+
     def _look_at_shapes(self) -> None:
         for name, layer in self._layers.items():
+            layer.watch()
             changed = layer.changed
             if changed is not None:
                 self._note(name, f"left to the optimizer: {changed}")
+
+    def _look_for_unseen(self) -> None:
+        """Where passes go by its hooks, a layer has gradients; one that is not used has none."""
+        for name, layer in self._layers.items():
+            if layer.samples or not layer.has_gradient:
+                self._unseen.pop(name, None)
+                continue
+            self._unseen[name] = self._unseen.get(name, 0) + 1
+            if self._unseen[name] == UNSEEN_STEPS:
+                self._note(
+                    name,
+                    f"no pass was seen in {UNSEEN_STEPS} steps with gradients: it is in evaluation mode, or "
+                    "not called as a module, or was compiled and called before K-FAC was made",
+                )
 
     def _fold(self, decay: float, samples: float | None) -> None:
         self._settle()
@@ -429,12 +515,12 @@ class KFAC:
                 changed.append((self._layers[name], after))
                 products.append((after * gradient).sum())
         if told or products:
-            self.plain = tuple(n for n, one in gradients.items() if one is not None and n not in whole)
+            self.plain = self._with_gradients_but(whole)
         if not products:
             return
         moved = lr**2 * float(torch.stack([product.to(products[0]) for product in products]).sum())
         if not math.isfinite(moved):
-            self.plain = tuple(name for name, one in gradients.items() if one is not None)
+            self.plain = self._with_gradients_but(set())
             return
         scale = 1.0 if kappa is None or moved == 0 else min(1.0, math.sqrt(kappa / abs(moved)))
         afters = [after for _, after in changed]
@@ -443,15 +529,17 @@ class KFAC:
         for (layer, _), after in zip(changed, afters, strict=True):
             layer.write(after)
 
+    def _with_gradients_but(self, whole: set[str]) -> tuple[str, ...]:
+        return tuple(n for n, layer in self._layers.items() if layer.has_gradient and n not in whole)
+
     def _say_forgotten(self) -> None:
         """Once: passes were watched, and the optimizer takes a step that K-FAC has not been told of."""
         if not self._forgotten and any(layer.samples for layer in self._layers.values()):
             self._forgotten = True
-            warnings.warn(
-                "K-FAC: the optimizer takes a step, and kfac.step() was not called: its gradients are "
-                "those of the model: call kfac.step() after backward() and before optimizer.step()",
-                RuntimeWarning,
-                stacklevel=2,
+            by = "older factors precondition its gradients" if self.steps else "its gradients are the model's"
+            _warn(
+                f"K-FAC: the optimizer takes a step, and kfac.step() was not called: {by}: call kfac.step() "
+                "after backward() and before optimizer.step()"
             )
 
     def _before(self) -> tuple[int, float, float | None]:
@@ -539,6 +627,17 @@ class KFAC:
         self._job, self._round = None, None
 
 
+def _warn(what: str) -> None:
+    """At the line that called Ragtag, through torch where an optimizer did."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "ragtag",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(what, RuntimeWarning, stacklevel=level)
+
+
 def _decomposed_all(
     factors: Mapping[str, tuple[Tensor, Tensor]],
     form: DecompositionForm,
@@ -571,15 +670,37 @@ def _decomposed_all(
     return made
 
 
+def _on_step(
+    this: Callable[[], KFAC | None], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The optimizer's hook, with what its ``step`` is called with, itself first.
+
+    A closure makes the gradients anew, so they are preconditioned after each call of it.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _before_step(this)
+        return None
+
+    def and_then(*given: Any, **more: Any) -> Any:
+        loss = closure(*given, **more)
+        _before_step(this)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": and_then}
+    return (args[0], and_then, *args[2:]), kwargs
+
+
 def _before_step(this: Callable[[], KFAC | None]) -> None:
     """The optimizer is about to take a step."""
     kfac = this()
     if kfac is None:
         return
+    if kfac._now is None:
+        kfac._say_forgotten()
     if kfac.steps:
         kfac._precondition()
-    else:
-        kfac._say_forgotten()
 
 
 def _end(hooks: list[Any], thread: ThreadPoolExecutor | None, stop: threading.Event) -> None:
@@ -599,7 +720,22 @@ def _rate(optimizer: torch.optim.Optimizer | None, lr: float | ByStep | None) ->
 
 
 def _in_words(**settings: object) -> str:
-    return ", ".join(f"{name} {'by step' if callable(one) else one}" for name, one in settings.items())
+    """Without a comma in a setting, by which they are told apart where they differ."""
+    return ", ".join(f"{name} {_by_values(one) if callable(one) else one}" for name, one in settings.items())
+
+
+def _by_values(setting: Callable[[int], object]) -> str:
+    """A function cannot be compared, and its values can be at a few steps."""
+    return "/".join(_at_step(setting, step) for step in STEPS_COMPARED)
+
+
+def _at_step(setting: Callable[[int], object], step: int) -> str:
+    """To four digits: more may be of another machine's rounding, and all settings have 512 letters."""
+    try:
+        value = setting(step)
+    except LookupError:  # of a list of values that ends before
+        return "none"
+    return f"{value:.4g}" if isinstance(value, int | float) else type(value).__name__
 
 
 def _require_factor(name: str, given: object, ours: Tensor) -> None:
@@ -647,13 +783,23 @@ def _turns(what: str, value: int | EveryByStep) -> Callable[[int], bool]:
     return lambda step: step % fixed == 0
 
 
+def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """By name; of those of one name the innermost, which others wrap."""
+    return {plain_name(name, model): module for name, module in model.named_modules()}
+
+
 def _sorted_out(
-    model: nn.Module, skip: Sequence[str]
+    model: nn.Module, skip: Sequence[str], optimizer: torch.optim.Optimizer | None
 ) -> tuple[dict[str, nn.Linear | nn.Conv2d], dict[str, str]]:
-    """The layers that K-FAC knows, by name, and why it does not know the others."""
+    """The layers that K-FAC knows, by name, and why it does not know the others.
+
+    Of what the optimizer does not step, products with gradients would have no place in the KL clip.
+    """
+    stepped = None if optimizer is None else {id(p) for g in optimizer.param_groups for p in g["params"]}
     if isinstance(skip, str):
         raise ValueError(f"K-FAC: skip is {skip!r}; give a list of modules' names")
-    modules = dict(model.named_modules())
+    modules = _modules_of(model)
+    skip = [plain_name(name, model) for name in skip]
     for name in skip:
         if name not in modules:
             raise ValueError(f"K-FAC: the model has no module {name!r} to skip")
@@ -677,6 +823,8 @@ def _sorted_out(
             reason = f"it shares parameters with {', '.join(shared)}"
         else:
             reason = why_not(module)
+        if reason is None and stepped is not None and stepped.isdisjoint(map(id, own)):
+            reason = "the optimizer had none of its parameters when K-FAC was made"
         if reason is None:
             assert isinstance(module, nn.Linear | nn.Conv2d)
             known[name or "model"] = module

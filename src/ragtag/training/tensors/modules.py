@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ragtag.optim.names import plain_name
 from ragtag.training.tensors.layout import BUFFER, Part, is_plain
 
 
@@ -121,8 +122,8 @@ class _BufferOf:
 
 
 def clean_name(name: str, at: int, modules: Sequence[torch.nn.Module]) -> str:
-    """A name without what torch.compile adds; numbered when there is more than one module."""
-    name = name.replace("_orig_mod.", "")
+    """A name without what wrappers add; numbered when there is more than one module."""
+    name = plain_name(name, modules[at])
     return f"{at}.{name}" if len(modules) > 1 else name
 
 

@@ -30,11 +30,11 @@ from ragtag.core.types import (
     Floats,
     Noted,
     Offer,
+    OpenedTogether,
     Outcome,
     Post,
     Run,
     Send,
-    Together,
 )
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
@@ -224,7 +224,7 @@ class FakeTransport:
         method: Averager,
         codec: Codec,
         *,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 

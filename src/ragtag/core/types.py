@@ -256,7 +256,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class OpenedTogether:
     """How peers open a channel that all of them open now.
 
     deadline_s: how long they wait for each other.

@@ -46,6 +46,7 @@ from ragtag.core.types import (
     Met,
     Noted,
     Offer,
+    OpenedTogether,
     Outcome,
     PeerId,
     Post,
@@ -54,7 +55,6 @@ from ragtag.core.types import (
     Role,
     Start,
     Tell,
-    Together,
     Visits,
 )
 from ragtag.protocols.channel.averager import Averager
@@ -596,7 +596,7 @@ class SimulatedTransport(Posting):
         method: Averager,
         codec: Codec,
         *,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         """Open a channel as live peers do: compare schemas, then average zeros to measure how long it takes.
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ragtag.codecs.base import Codec
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bytes, Floats, Outcome, Publish, Together
+from ragtag.core.types import Bytes, Floats, OpenedTogether, Outcome, Publish
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.publish.channel import Publisher
@@ -110,7 +110,7 @@ class Transport(Peers, Protocol):
         method: Averager,
         codec: Codec,
         *,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         """Open a channel: compare the schema with every peer's. together: all peers open it now, also those
         that came late; ``None``: one that comes late opens what the others have averaged on before.

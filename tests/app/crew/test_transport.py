@@ -18,7 +18,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
-from ragtag.core.types import Average, Offer, Outcome, Together
+from ragtag.core.types import Average, Offer, OpenedTogether, Outcome
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.rounds.allreduce import direct
@@ -146,7 +146,7 @@ def test_what_some_open_together_waits_for_no_others_and_these_own_nothing_of_it
         began_s = time.monotonic()
         if transport.me == 0:
             return 0.0, first
-        together = Together(PATIENCE_S, frozenset({1, 2}))
+        together = OpenedTogether(PATIENCE_S, frozenset({1, 2}))
         transport.configure(1, schema, direct, fp32, together=together)
         values = np.full((schema.n_chunks(fp32.elements), fp32.elements), transport.me, np.float32)
         found = transport.start(1, values, 1.0).wait()
@@ -361,7 +361,7 @@ def test_at_another_place_nothing_is_opened_that_all_opened_together(monkeypatch
 
     def work(transport: DriverTransport) -> DriverTransport:
         transport.configure(0, schema, direct, fp32)
-        transport.configure(1, schema, direct, fp32, together=Together(PATIENCE_S))
+        transport.configure(1, schema, direct, fp32, together=OpenedTogether(PATIENCE_S))
         return transport
 
     with Crew(2) as crew:
@@ -371,7 +371,7 @@ def test_at_another_place_nothing_is_opened_that_all_opened_together(monkeypatch
         monkeypatch.setattr(transport, "_open", lambda channel, *_: opened.append(channel))
         transport.moved(crew.drivers[0], SimpleNamespace(late=True))  # type: ignore[arg-type]
         assert opened == [0]
-        transport.configure(1, schema, direct, fp32, together=Together(PATIENCE_S))
+        transport.configure(1, schema, direct, fp32, together=OpenedTogether(PATIENCE_S))
         assert opened == [0, 1], "and it may be opened again"
 
 

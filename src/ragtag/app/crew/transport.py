@@ -32,12 +32,12 @@ from ragtag.core.types import (
     Left,
     Met,
     Offer,
+    OpenedTogether,
     Outcome,
     PeerId,
     Publish,
     Start,
     Tell,
-    Together,
     nobodys,
 )
 from ragtag.core.wire import NAMED, name_hash
@@ -199,7 +199,7 @@ class SoloTransport(Posting):
         method: Averager,
         codec: Codec,
         *,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         """Open a channel."""
         chunks = schema.n_chunks(codec.elements)
@@ -363,7 +363,7 @@ class DriverTransport:
         method: Averager,
         codec: Codec,
         *,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         """Open a channel: compare schemas with all peers, then measure how long averaging takes.
 
@@ -387,7 +387,7 @@ class DriverTransport:
         codec: Codec,
         late: bool,
         deadline_s: float,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         chunks = schema.n_chunks(codec.elements)
         hash32 = schema.hash32()

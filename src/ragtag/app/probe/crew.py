@@ -43,11 +43,11 @@ from ragtag.core.types import (
     Expired,
     Floats,
     MessageKey,
+    OpenedTogether,
     PeerId,
     Run,
     Send,
     Timer,
-    Together,
     nobodys,
 )
 from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES
@@ -249,7 +249,7 @@ def measure(crew: Crew, peers: int, slot_s: float = SLOT_S) -> Links:
     schema = Schema((TensorSpec("slots", (fp32.elements,), "float32"),), fp32.name, slots.name)
     others = sorted(transport.live - {transport.me})
     rtts_s = _told(transport, "rtt", [max(driver.rtt_s().values(), default=0.0)])
-    transport.configure(channel, schema, slots, fp32, together=Together(MEET_S))
+    transport.configure(channel, schema, slots, fp32, together=OpenedTogether(MEET_S))
     slot_s = min(SLOT_MOST_S, max(slot_s, SLOT_RTTS * max(rtt_s for (rtt_s,) in rtts_s.values())))
     found: dict[PeerId, Glimpse] = {other: Glimpse() for other in others}
     for number in range(len(others)):
@@ -381,7 +381,7 @@ def _try(peer: Peer, links: Links) -> Links:
         fp32,
         name="probe/tried",
         content="links",
-        together=Together(MEET_S),
+        together=OpenedTogether(MEET_S),
     )
     times_s = []
     for _ in range(WARM + TRIALS):

@@ -13,7 +13,7 @@ import torch
 from ragtag.codecs.base import Codec
 from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
-from ragtag.core.types import Bools, Floats, Outcome, PeerId, Together
+from ragtag.core.types import Bools, Floats, OpenedTogether, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager
 from ragtag.training.tensors.bucket import Bucket
 from ragtag.training.tensors.finite import Leaps, require_weight
@@ -75,7 +75,7 @@ class Replica:
         share: bool = True,
         corrects: Corrections | None = None,
         carries: bool = False,
-        together: Together | None = None,
+        together: OpenedTogether | None = None,
     ) -> None:
         self.bucket = Bucket(parts, codec.elements, fragments=fragments, share=share)
         self.schema = Schema(self.bucket.specs, codec.name, method.name, content, fragments)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import Outcome, PeerId, Together
+from ragtag.core.types import OpenedTogether, Outcome, PeerId
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.state.whole import DIGEST_BYTES, Stand, Stands, digest_of
@@ -84,7 +84,7 @@ class Fixed:
     def _opened(
         self, flat: Sequence[torch.Tensor], deadline_s: float | None, there: frozenset[PeerId] | None
     ) -> Replica:
-        together = None if deadline_s is None else Together(deadline_s, there)
+        together = None if deadline_s is None else OpenedTogether(deadline_s, there)
         self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2, device="cpu")
         part = Part("pieces of 16 bits", "all", lambda: self._pieces)
         replica = Replica([part], self._transport, direct, fp32, name=self.name, together=together)

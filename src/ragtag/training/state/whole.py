@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import Outcome, PeerId, Together
+from ragtag.core.types import OpenedTogether, Outcome, PeerId
 from ragtag.protocols.channel.averager import Averager, guarded
 from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.allreduce import direct
@@ -108,7 +108,7 @@ class Whole:
             fp32,
             name=name,
             share=False,
-            together=Together(deadline_s, there),
+            together=OpenedTogether(deadline_s, there),
         )
 
     @torch.no_grad()

@@ -1484,6 +1484,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_whole.py", "-k", "do_not_undo"),
     ),
     Sabotage(
+        "finish: what a model has counted stays each peer's own",
+        "src/ragtag/app/crew/finish.py",
+        "if what.counters is not None",
+        "if False",
+        ("tests/app/crew/test_finish.py", "-k", "has_counted"),
+    ),
+    Sabotage(
+        "finish: the last mean is of those that train on, too",
+        "src/ragtag/app/crew/finish.py",
+        "else 0.0, deadline_s, ended)",
+        "else 0.0, deadline_s, None)",
+        ("tests/app/crew/test_finish.py", "-k", "of_those_that_have_ended"),
+    ),
+    Sabotage(
+        "channel: those that did not open it with the others own blocks of it",
+        "src/ragtag/protocols/channel/at_once.py",
+        "self._aside = opening.channel.aside",
+        "self._aside = frozenset()",
+        ("tests/app/crew/test_transport.py", "-k", "waits_for_no_others"),
+    ),
+    Sabotage(
         "finish: what one that ends had claimed is lost to the others",
         "src/ragtag/app/crew/peer.py",
         "            self.data.give_back()  #",

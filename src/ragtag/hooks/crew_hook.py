@@ -32,7 +32,7 @@ from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors.finite import require_weight
 from ragtag.training.tensors.layout import Part
-from ragtag.training.tensors.modules import buffer_parts, fixed_parts
+from ragtag.training.tensors.modules import buffer_parts, counter_parts, fixed_parts
 from ragtag.training.transport import Transport
 
 MODELS_EVERY = 32
@@ -183,6 +183,8 @@ class AveragedGradients:
         self._table: Table | None = None
         self._models: Replica | None = None
         self._integers = Integers(())
+        self.counters: Fixed | None = None
+        """Integers in the model's buffers (``None``: none)."""
         self._due = False
         self._round: int | None = None
         self._missed = 0  # rounds, since models were averaged
@@ -272,6 +274,8 @@ class AveragedGradients:
         self.whole = Whole(self.name, parts, self._transport)
         self._peer.averages(self)
         integers = fixed_parts(model.parameters(), [model], buffers=True)
+        if counters := counter_parts([model]):
+            self.counters = Fixed(f"{self.name}/counters", counters, self._transport)
         self._integers = Integers(integers)
         parts += self._integers.parts
         self._models = Replica(parts, self._transport, RPS(repair=True), fp32, name=name)

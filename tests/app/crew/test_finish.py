@@ -593,7 +593,9 @@ def ended(ends: dict[int, tuple[float, int]], heard: dict[float, int]) -> tuple[
 def _ended(transport: Ends) -> tuple[float, Finished]:
     whole = SimpleNamespace(copy=list, moved=lambda values: 0.0)
     stand = Stand("one", current=89, round=89)
-    model: Any = SimpleNamespace(name="model", whole=whole, stand=lambda: stand, settle=lambda: None)
+    model: Any = SimpleNamespace(
+        name="model", whole=whole, stand=lambda: stand, settle=lambda: None, counters=None
+    )
     found = ending.finish(transport, [model], 30.0, 10.0)
     return transport.now_s(), found
 
@@ -627,7 +629,9 @@ def test_the_last_mean_is_of_those_that_have_ended_and_no_others() -> None:
         copy=list, moved=lambda values: 0.0, mix=lambda weight, deadline_s, there: of.append(there)
     )
     stand = Stand("one", current=89, since=1, round=89)
-    model: Any = SimpleNamespace(name="model", whole=whole, stand=lambda: stand, settle=lambda: None)
+    model: Any = SimpleNamespace(
+        name="model", whole=whole, stand=lambda: stand, settle=lambda: None, counters=None
+    )
     ending.finish(Ends({2: (0.3, 90)}, {}), [model], 30.0, 10.0)
     assert of == [{0, 2}]
 
@@ -778,6 +782,23 @@ def test_a_launcher_is_told_of_an_average_where_the_last_one_is_the_only_one() -
         assert Reached.AVERAGED not in before[peer]
         assert told(peer) == [Reached.AVERAGED]
         os.close(read)
+
+
+@pytest.mark.parametrize("steps", [(3, 5, 5), (4, 4, 6)])
+def test_what_a_model_has_counted_is_the_same_on_all_at_the_end(steps: tuple[int, ...]) -> None:
+    def work(transport: DriverTransport) -> tuple[int, Finished]:
+        model = model_of(seed=0)
+        optimizer = optimizer_of(model, transport, every=2)
+        for at in range(steps[transport.me]):
+            step(model, optimizer, at)
+        found = ending.finish(transport, [optimizer._averaged], PATIENCE_S, 1.0)
+        return int(model.state_dict()["1.num_batches_tracked"]), found
+
+    with Crew(3) as crew:
+        found = all_at_once(transports(crew), work)
+    counted = {count for count, _ in found.values()}
+    assert len(counted) == 1 and counted <= set(steps)
+    assert all(said.alike for _, said in found.values())
 
 
 def test_what_one_that_ends_had_claimed_is_used_while_it_waits_for_the_others(

@@ -75,6 +75,11 @@ class Averaged(Held, Protocol):
         """All that it averages (``None``: it has not begun)."""
         ...
 
+    @property
+    def counters(self) -> Fixed | None:
+        """Integers that its model has in buffers (``None``: none)."""
+        ...
+
     def settle(self) -> None:
         """End what is under way."""
         ...
@@ -98,6 +103,20 @@ class _AtFirst:
     def __init__(self, what: Beginning) -> None:
         self.name, self.stand = what.name, what.stand
         self.whole = None if what.whole is None else what.whole.at_first()
+
+
+class _Counters:
+    """Integers in a model's buffers. All take those of a peer that has come as far as the crew.
+
+    stand: where this peer stands with the model.
+    """
+
+    def __init__(self, name: str, whole: Fixed, stand: Stand) -> None:
+        self.name, self.whole, self._stand = f"{name}/counters", whole, stand
+
+    def stand(self) -> Stand:
+        """The model's, with a digest of these."""
+        return msgspec.structs.replace(self._stand, digest=self.whole.stand().digest)
 
 
 Transport = DriverTransport | SoloTransport
@@ -183,8 +202,13 @@ def finish(
         what.settle()
     before = [(what, what.whole.copy()) for what in ours if what.whole is not None]
     mine = {what.name: what.stand() for what in ours}
+    counters = [
+        _Counters(what.name, what.counters, mine[what.name]) for what in ours if what.counters is not None
+    ]
+    held: list[Held] = [*ours, *counters]
     end = TrainingOver(max(stand.round for stand in mine.values()), trained_s)
     ended = _gathered(transport, end, [channel_of(name) for name in mine], deadline_s, meanwhile)
+    mine |= {what.name: what.stand() for what in counters}
     first = told = _tell(transport, "finish/0", mine, deadline_s, ended)
     mixed = (
         [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
@@ -194,8 +218,8 @@ def finish(
         assert what.whole is not None
         what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s, ended)
     if mixed:
-        told = _told_by(transport, ours, "finish/1", deadline_s, ended)
-    told = _make_alike(transport, ours, "finish", told, source_of, deadline_s, ended)
+        told = _told_by(transport, held, "finish/1", deadline_s, ended)
+    told = _make_alike(transport, held, "finish", told, source_of, deadline_s, ended)
     digests = {what.name: told[transport.me][what.name].digest for what in ours}
     newest = {what.name: reached(_of(first, what.name)) for what in ours}
     behind = {
@@ -205,8 +229,8 @@ def finish(
     }
     return Finished(
         digest=joined_digest([*digests.values()]),
-        alike=all(stands.keys() == digests.keys() for stands in told.values())
-        and all(alike(_of(told, what.name)) for what in ours),
+        alike=all(stands.keys() == mine.keys() for stands in told.values())
+        and all(alike(_of(told, name)) for name in mine),
         peers=tuple(sorted(told)),
         behind=behind,
         moved=max(what.whole.moved(values) for what, values in before if what.whole is not None),

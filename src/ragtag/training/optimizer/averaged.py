@@ -31,7 +31,14 @@ from ragtag.training.planning import Planner
 from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.follower import Follower
 from ragtag.training.state.whole import Stand, Whole, kept_up
-from ragtag.training.tensors.modules import Watch, buffer_parts, fixed_parts, name_parameters, parameters_of
+from ragtag.training.tensors.modules import (
+    Watch,
+    buffer_parts,
+    counter_parts,
+    fixed_parts,
+    name_parameters,
+    parameters_of,
+)
 from ragtag.training.transport import Transport
 
 
@@ -95,6 +102,7 @@ class AveragedModel:
         self._meter = self._new_meter()
         self._steps = self._since = 0
         self._exchange: Exchange | None = None
+        self._counters: Fixed | None = None
         self._loaded: dict[str, Any] = {}  # of the exchange, before there is one
         self._under_way: Any = None
         self._current = -1
@@ -436,6 +444,14 @@ class AveragedModel:
         averaged = [*self.parameters, *elsewhere]
         parts = fixed_parts(averaged, self.modules, trainable=given, buffers=given and self._buffers)
         return Fixed(self.name, parts, self._transport)
+
+    @property
+    def counters(self) -> Fixed | None:
+        """Integers in the models' buffers, which no average is of; ``None``: there are none."""
+        if self._counters is None and self.asked.has_model and self._buffers:
+            parts = counter_parts(self.modules)
+            self._counters = Fixed(f"{self.name}/counters", parts, self._transport) if parts else None
+        return self._counters
 
     def anchor_here(self) -> None:
         """The model, as it is now, is what all peers begin with; differences that are sent are to it."""

@@ -71,13 +71,16 @@ def fixed_parts(
         for name, parameter in parameters_beside(averaged, modules)
         if (trainable or not parameter.requires_grad) and is_plain(parameter)
     ]
-    if buffers:
-        parts += [
-            part
-            for part, buffer, lasting in _buffers(modules)
-            if lasting and not buffer.is_floating_point() and is_plain(buffer)
-        ]
-    return parts
+    return parts + counter_parts(modules) if buffers else parts
+
+
+def counter_parts(modules: Sequence[torch.nn.Module]) -> list[Part]:
+    """The integers and bools in buffers that a state_dict holds, such as BatchNorm's num_batches_tracked."""
+    return [
+        part
+        for part, buffer, lasting in _buffers(modules)
+        if lasting and not buffer.is_floating_point() and is_plain(buffer)
+    ]
 
 
 def parameters_beside(

@@ -627,9 +627,10 @@ class Crew:
 
         The same on all peers after the same average, however many steps each has taken: bring schedulers that
         step with batches to it (``while scheduler.last_epoch < crew.step: scheduler.step()``). A peer that
-        lacks averages has the count of its last one, until it averages with the others again; ``finish``
-        brings all to the newest. The averages are those of the first optimizer; with a central state they are
-        this peer's own until then.
+        lacks averages has the count of its last one, until it averages with the others again. ``finish``
+        brings all to the newest count that is no more than eight above the middle one: a peer beyond that, as
+        one that went on alone for long, keeps its own, as what it says is its word alone. The averages are
+        those of the first optimizer; with a central state they are this peer's own.
         """
         return self._peer.data.epochs.step
 

@@ -230,7 +230,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "another place: what all opened together is opened again",
         "src/ragtag/app/crew/transport.py",
-        "        if together:\n            self._together.add(channel)\n",
+        "        if together is not None:\n            self._together[channel] = there\n",
         "",
         ("tests/app/crew/test_transport.py", "-k", "opened_together"),
     ),

@@ -544,6 +544,29 @@ def test_passes_whose_gradients_were_thrown_away_do_not_count(how: str, calls: i
     assert of_gradients() == pytest.approx(wanted, rel=1e-12)
 
 
+def test_passes_of_a_steps_further_batches_count_in_the_next_factors_though_their_gradients_are_taken() -> (
+    None
+):
+    model, x = tiny()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kfac = KFAC(model, optimizer)
+    layer = kfac.layers["model"]
+    for _ in range(3):  # an optimizer with a target batch has taken the gradients over after each
+        one_pass(model, x)
+        kfac.step()
+        model.zero_grad()
+    assert layer.folded == 1
+    model(x).sum().backward()  # of no step
+    model.zero_grad()
+    one_pass(model, x)
+    optimizer.step()
+    model.zero_grad()
+    one_pass(model, x)
+    assert layer._passes == 3 and layer.samples == 3 * len(x)
+    kfac.step()
+    assert layer.folded == 2 and layer.samples == 0
+
+
 def test_passes_that_are_not_finite_are_dropped_and_leave_gradients_as_they_are() -> None:
     model, x = tiny()
     kfac = KFAC(model, lr=0.1, inverse_every=1)

@@ -98,6 +98,8 @@ class KfacLayer:
         self._reached_in = -1
         self._gave: tuple[Callable[[], Tensor | None], int] = (lambda: None), 0
         """The gradient that the passes that count have given, and its version then."""
+        self._kept: tuple[tuple[Tensor, Tensor] | None, int, int] = (None, 0, 0)
+        """Sums, passes and samples that count whatever becomes of their gradients."""
         self._hooks: list[RemovableHandle] = []
         self._hooked: Tensor | None = None
 
@@ -183,7 +185,7 @@ class KfacLayer:
         gradient = weight.grad
         held, version = self._gave
         if gradient is None or held() is not gradient or version != gradient._version - 1:
-            self._sums, self._passes, self.samples = None, 0, 0
+            self._sums, self._passes, self.samples = self._kept
         if gradient is not None:
             self._gave = weakref.ref(gradient), gradient._version
             for a, g, samples in self._reached:
@@ -192,9 +194,19 @@ class KfacLayer:
                 self.samples += samples
         self._reached = []
 
+    def keep(self) -> None:
+        """The gradients as they are now go into a step: their passes count from now on without them."""
+        self._kept = self._sums, self._passes, self.samples
+
+    @property
+    def untold(self) -> bool:
+        """Whether there were passes since ``keep``."""
+        return self._passes > self._kept[1]
+
     def forget(self) -> None:
         """Drop the passes since the factors were updated."""
         self._sums, self._passes, self.samples, self._reached = None, 0, 0, []
+        self.keep()
 
     def kept(self, alpha: float) -> float:
         """How much of the factors stays when new passes come in (see ``fold``)."""

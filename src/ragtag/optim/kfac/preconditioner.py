@@ -331,8 +331,8 @@ class KFAC:
         Call it before ``optimizer.step()``. samples: how much this peer's factors count in an average (by
         default as many as its passes had). Gradients stay as they are where one of them is not finite.
 
-        A step is one of the optimizer. Where it gathers several batches for one, calls after the first do
-        nothing, and their passes go into the next step's factors.
+        A step is one of the optimizer. Where it gathers several batches for one, calls after the first only
+        keep their passes, which go into the next step's factors.
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
@@ -345,6 +345,8 @@ class KFAC:
         self._require_alone()
         if samples is not None:
             samples = _number("samples", samples, zero=True, high=math.inf)
+        for layer in self._layers.values():
+            layer.keep()
         if self._waits and self._now is not None:  # peers may have unlike numbers of batches for one step
             self._collect()
             return
@@ -534,7 +536,7 @@ class KFAC:
 
     def _say_forgotten(self) -> None:
         """Once: passes were watched, and the optimizer takes a step that K-FAC has not been told of."""
-        if not self._forgotten and any(layer.samples for layer in self._layers.values()):
+        if not self._forgotten and any(layer.untold for layer in self._layers.values()):
             self._forgotten = True
             by = "older factors precondition its gradients" if self.steps else "its gradients are the model's"
             _warn(

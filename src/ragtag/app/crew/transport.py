@@ -670,12 +670,12 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect, missing | self._apart(opening.there))
+                    event = self._probe(effect, self._apart(opening.there))
                 elif isinstance(effect, Arm) and meeting is not None:
                     says = self._saying(opening, number, until_s)
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)
-                        event, missing = known_to(driver, met, channel), frozenset(met.missing)
+                        event = known_to(driver, met, channel)
                     except TimeoutError:
                         event = Expired(effect.timer)
                 else:

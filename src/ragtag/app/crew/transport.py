@@ -654,7 +654,7 @@ class DriverTransport:
             SchemaMismatch: the others average something else.
             SeatLost: another peer has this one's seat.
         """
-        driver, number, until_s, missing = self._driver, channel, 0.0, frozenset[PeerId]()
+        driver, number, until_s = self._driver, channel, 0.0
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event, meeting = opening.step(time.monotonic(), event), None, None

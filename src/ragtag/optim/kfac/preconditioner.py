@@ -368,12 +368,10 @@ class KFAC:
                 self._settle()
                 self._decompose(damping)
         else:
-            if opened:
-                self._settle()
-                if not self._rounds:
-                    self._fold(decay, samples)
-                    self._is_settled()
-                    opened = False
+            if opened and not self._rounds:
+                self._fold(decay, samples)
+                self._is_settled()
+                opened = False
             if self._due and self._job is None and self._rounds:
                 self._decompose(damping)
             if opened:
@@ -420,7 +418,6 @@ class KFAC:
                 )
 
     def _fold(self, decay: float, samples: float | None) -> None:
-        self._settle()
         seen = max((layer.samples for layer in self._layers.values()), default=0)
         before = {name: layer.folded for name, layer in self._layers.items()}
         finite = fold(list(self._layers.values()), decay)

@@ -160,8 +160,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "finish: a meeting leaves out those that are silent in rounds",
         "src/ragtag/app/crew/finish.py",
-        'told = _tell(transport, "finish/0", mine, deadline_s, ended)',
-        'told = _tell(transport, "finish/0", mine, deadline_s, None)',
+        'told = _tell(transport, "finish/0", mine, together)',
+        'told = _tell(transport, "finish/0", mine, OpenedTogether(deadline_s))',
         ("tests/app/crew/test_finish.py", "-k", "another_one_was_given_up"),
     ),
     Sabotage(
@@ -230,7 +230,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "another place: what all opened together is opened again",
         "src/ragtag/app/crew/transport.py",
-        "        if together is not None:\n            self._together[channel] = there\n",
+        "        if together is not None:\n            self._together.add(channel)\n",
         "",
         ("tests/app/crew/test_transport.py", "-k", "opened_together"),
     ),
@@ -398,7 +398,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "end: of many models peers know nothing of each other",
         "src/ragtag/app/crew/finish.py",
-        'told = _tell(transport, "finish/0", mine, deadline_s, ended)',
+        'told = _tell(transport, "finish/0", mine, together)',
         "told = {transport.me: mine}",
         ("tests/app/crew/test_finish.py", "-k", "number_of_models"),
     ),
@@ -1493,15 +1493,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "finish: the last mean is of those that train on, too",
         "src/ragtag/app/crew/finish.py",
-        "else 0.0, deadline_s, ended)",
-        "else 0.0, deadline_s, None)",
+        "together = OpenedTogether(deadline_s, ended)",
+        "together = OpenedTogether(deadline_s)",
         ("tests/app/crew/test_finish.py", "-k", "of_those_that_have_ended"),
     ),
     Sabotage(
         "channel: those that did not open it with the others own blocks of it",
         "src/ragtag/protocols/channel/at_once.py",
-        "self._aside = opening.channel.aside",
-        "self._aside = frozenset()",
+        "NOBODY if among is None else self._crew.live - among - {self.me}",
+        "NOBODY",
         ("tests/app/crew/test_transport.py", "-k", "waits_for_no_others"),
     ),
     Sabotage(

@@ -608,24 +608,25 @@ class SimulatedTransport(Posting):
         faults = crew.world.faults
         rtt_s = max(1e-4, timeout_s(faults))
         deadline_s = DEADLINE_S if together is None else together.deadline_s
-        late = self.late and together is None
+        late, there = self.late and together is None, None if together is None else together.peers
         way_s = self.deadline_s if late else deadline_s
-        opening = ChannelWay(self.me, channel, schema, chunks, way_s, late)
+        opening = ChannelWay(self.me, channel, schema, chunks, way_s, late, there)
         self._openings[channel] = opening
         parts = schema.fragments
         form = form_of(channel, 0, method, known_name(codec), chunks, parts)
         assisted = form.assisted and crew.n > crew.trainers
         edges = schema.edges(codec.elements)
         shape = Channel(
-            method, codec, chunks, deadline_s, rtt_s, fragments=parts, edges=edges, assisted=assisted
-        )
+            method, codec, chunks, deadline_s, rtt_s,
+            fragments=parts, edges=edges, assisted=assisted, among=there,
+        )  # fmt: skip
         node.configure(channel, shape)
         if crew.n > crew.trainers:
             _, topic, told = self._forms.add(form)
             self.post_soon(topic, told)
         crew.opens(channel, method, codec, schema)
         by = rps if self.n <= PEERS_MAX else method
-        probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True)
+        probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True, among=there)
         probe = channel_of(f"{channel}/probe")
         node.configure(probe, probes)
         event: ChannelEvent | None = Start()

@@ -626,7 +626,7 @@ def test_the_last_mean_is_of_those_that_have_ended_and_no_others() -> None:
     """One that trains on came to it later. Its model was averaged with old ones, and the others waited."""
     of: list[object] = []
     whole = SimpleNamespace(
-        copy=list, moved=lambda values: 0.0, mix=lambda weight, deadline_s, there: of.append(there)
+        copy=list, moved=lambda values: 0.0, mix=lambda weight, together: of.append(together.peers)
     )
     stand = Stand("one", current=89, since=1, round=89)
     model: Any = SimpleNamespace(

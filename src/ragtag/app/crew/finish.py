@@ -19,7 +19,7 @@ from msgspec import Meta
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.words import these_peers
 from ragtag.core.channels import channel_of
-from ragtag.core.types import PEERS_MAX, PeerId
+from ragtag.core.types import PEERS_MAX, OpenedTogether, PeerId
 from ragtag.protocols.crew.standing import END
 from ragtag.training.samples.blocks import LEASE_S
 from ragtag.training.state.fixed import Fixed, formed_alike
@@ -136,7 +136,8 @@ def begin_alike(
     """
     fixed = what.fixed(elsewhere)
     stands = {what.name: mine, fixed.name: fixed.stand()}
-    told = _tell(transport, f"begin/{what.name}", stands, deadline_s)
+    together = OpenedTogether(deadline_s)
+    told = _tell(transport, f"begin/{what.name}", stands, together)
     first = _AtFirst(what)
     for held, called in ((first, "weights"), (fixed, _BESIDE)):
         begun = _of(told, held.name)
@@ -147,7 +148,7 @@ def begin_alike(
         elif held is fixed and not formed_alike(begun):
             why = "of other names, types or shapes none are taken"
         else:
-            after = _make_alike(transport, [held], f"begin/{held.name}", told, min, deadline_s)
+            after = _make_alike(transport, [held], f"begin/{held.name}", told, min, together)
             if held is first:
                 what.anchor_here()
             why = "" if alike(_of(after, held.name)) else "some values were lost on the way"
@@ -208,18 +209,19 @@ def finish(
     held: list[Held] = [*ours, *counters]
     end = TrainingOver(max(stand.round for stand in mine.values()), trained_s)
     ended = _gathered(transport, end, [channel_of(name) for name in mine], deadline_s, meanwhile)
+    together = OpenedTogether(deadline_s, ended)
     mine |= {what.name: what.stand() for what in counters}
-    first = told = _tell(transport, "finish/0", mine, deadline_s, ended)
+    first = told = _tell(transport, "finish/0", mine, together)
     mixed = (
         [what for what in ours if _any_steps_left(_of(told, what.name))] if _can_mix(transport, told) else []
     )
     for what in mixed:
         stands = _of(told, what.name)
         assert what.whole is not None
-        what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, deadline_s, ended)
+        what.whole.mix(1.0 if is_current(stands[transport.me], stands) else 0.0, together)
     if mixed:
-        told = _told_by(transport, held, "finish/1", deadline_s, ended)
-    told = _make_alike(transport, held, "finish", told, source_of, deadline_s, ended)
+        told = _told_by(transport, held, "finish/1", together)
+    told = _make_alike(transport, held, "finish", told, source_of, together)
     digests = {what.name: told[transport.me][what.name].digest for what in ours}
     newest = {what.name: reached(_of(first, what.name)) for what in ours}
     behind = {
@@ -329,20 +331,16 @@ def _make_alike(
     phase: str,
     told: _Told,
     source: Callable[[Stands], PeerId],
-    deadline_s: float,
-    there: frozenset[PeerId] | None = None,
+    together: OpenedTogether,
 ) -> _Told:
-    """Where values differ all take those of one peer. Returns what peers told of theirs at last.
-
-    there: as for ``DriverTransport.meet``.
-    """
+    """Where values differ all take those of one peer. Returns what peers told of theirs at last."""
     for attempt in range(TRIES):
         differing = [what for what in averaged if not alike(_of(told, what.name))]
         if not differing or not _can_mix(transport, told):
             break
         for what in differing:
-            _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, deadline_s, there)
-        told = _told_by(transport, averaged, f"{phase}/alike {attempt}", deadline_s, there)
+            _average(what, 1.0 if source(_of(told, what.name)) == transport.me else 0.0, together)
+        told = _told_by(transport, averaged, f"{phase}/alike {attempt}", together)
     return told
 
 
@@ -355,31 +353,30 @@ def _any_steps_left(stands: Stands) -> bool:
     return any(stand.since and is_current(stand, stands) for stand in stands.values())
 
 
-def _average(what: Held, weight: float, deadline_s: float, there: frozenset[PeerId] | None) -> None:
+def _average(what: Held, weight: float, together: OpenedTogether) -> None:
     assert what.whole is not None
-    what.whole.average(weight, deadline_s, there)
+    what.whole.average(weight, together)
 
 
 def _told_by(
     transport: Transport,
     averaged: Sequence[Held],
     meeting: str,
-    deadline_s: float,
-    there: frozenset[PeerId] | None,
+    together: OpenedTogether,
 ) -> _Told:
-    return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, deadline_s, there)
+    return _tell(transport, meeting, {what.name: what.stand() for what in averaged}, together)
 
 
 def _tell(
     transport: Transport,
     meeting: str,
     mine: Mapping[str, Stand],
-    deadline_s: float,
-    there: frozenset[PeerId] | None = None,
+    together: OpenedTogether,
 ) -> _Told:
     """Tell where this peer stands and hear of the others, this one included."""
     told: _Told = {transport.me: dict(mine)}
-    for peer, blob in transport.meet(meeting, msgspec.msgpack.encode(mine), deadline_s, there=there).items():
+    own = msgspec.msgpack.encode(mine)
+    for peer, blob in transport.meet(meeting, own, together.deadline_s, there=together.peers).items():
         told |= _read(peer, blob, mine)
     return told
 

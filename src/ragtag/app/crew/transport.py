@@ -310,7 +310,7 @@ class DriverTransport:
         self.me = driver.node.me
         self._method = ""
         self._opened: dict[int, tuple[Schema, Averager, Codec]] = {}
-        self._together: dict[int, frozenset[PeerId] | None] = {}
+        self._together: set[int] = set()
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
         self._overlaps: dict[tuple[int, bool], Overlap] = {}
@@ -399,14 +399,13 @@ class DriverTransport:
         parts = schema.fragments
         opens = form_of(channel, hash32, method, known_name(codec), chunks, parts)
         form, topic, told = self._forms.add(opens)
-        apart = self._apart(there)
         opened = Channel(
             method, codec, chunks, deadline_s, rtt_s, reuse=True, fragments=parts,
-            edges=schema.edges(codec.elements), assisted=form.assisted, aside=apart,
+            edges=schema.edges(codec.elements), assisted=form.assisted, among=there,
         )  # fmt: skip
         by = rps if self.n <= PEERS_MAX else method
         probe = Channel(
-            by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True, aside=apart
+            by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True, among=there
         )
         # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
@@ -419,7 +418,7 @@ class DriverTransport:
             self._method = method.name
         self._opened[channel] = schema, method, codec
         if together is not None:
-            self._together[channel] = there
+            self._together.add(channel)
         self._tell_room()
         if not late and self._method:
             self._ready()
@@ -482,14 +481,9 @@ class DriverTransport:
 
     def _begin(self, ask: Average | Offer, overlaps: bool = False) -> DriverPending:
         overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
-        apart = self._apart(self._together.get(ask.channel))
-        aside = ask.aside | apart | self.standing.elsewhere(ask.channel) - {self.me}
+        aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
         ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
         return DriverPending(self._driver.average(ask), self._driver, overlap)
-
-    def _apart(self, there: frozenset[PeerId] | None) -> frozenset[PeerId]:
-        """The peers that live, and take no part in what others have opened together."""
-        return frozenset() if there is None else self.live - there - {self.me}
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before.
@@ -654,14 +648,13 @@ class DriverTransport:
             SchemaMismatch: the others average something else.
             SeatLost: another peer has this one's seat.
         """
-        driver, number, until_s = self._driver, channel, 0.0
+        driver = self._driver
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event, meeting = opening.step(time.monotonic(), event), None, None
             for effect in effects:
                 if isinstance(effect, Tell):
-                    number, until_s = effect.number, effect.deadline_s
-                    for_s = until_s - time.monotonic()
+                    for_s, says = effect.deadline_s - time.monotonic(), self._saying(opening, effect)
                     meeting = driver.meet(effect.number, effect.blob, for_s, effect.late, effect.there)
                 elif isinstance(effect, Left):
                     driver.leave(effect.peer)
@@ -670,9 +663,8 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect, self._apart(opening.there))
+                    event = self._probe(effect)
                 elif isinstance(effect, Arm) and meeting is not None:
-                    says = self._saying(opening, number, until_s)
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)
                         event = known_to(driver, met, channel)
@@ -681,23 +673,23 @@ class DriverTransport:
                 else:
                     self._phases.told(effect)
 
-    def _saying(self, opening: ChannelWay, number: int, until_s: float) -> Callable[[], None]:
+    def _saying(self, opening: ChannelWay, tell: Tell) -> Callable[[], None]:
         """To be called while others are waited for: says once for whom, and until when."""
         at_s = time.monotonic() + _SAID_AFTER_S
 
         def says() -> None:
             nonlocal at_s
             now_s = time.monotonic()
-            awaited = self._driver.node.awaited(number) if now_s >= at_s else ()
+            awaited = self._driver.node.awaited(tell.number) if now_s >= at_s else ()
             if awaited:
                 at_s = math.inf
-                self._phases.told(opening.waits_for(sorted(awaited), until_s - now_s))
+                self._phases.told(opening.waits_for(sorted(awaited), tell.deadline_s - now_s))
 
         return says
 
-    def _probe(self, probe: ProbeRound, aside: frozenset[PeerId]) -> Timed:
-        """Average zeros once, and say how long the longer stage took. aside: those that nobody waits for."""
+    def _probe(self, probe: ProbeRound) -> Timed:
+        """Average zeros once, and say how long the longer stage took."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
-        outcome = self.start(PROBE, zeros, 1.0, probe.for_s, aside).wait()
+        outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
         longer_s = max(outcome.scatter_s, outcome.gather_s)
         return Timed(None if outcome.expired else longer_s, self._driver.rto_s())

@@ -112,7 +112,7 @@ class Rounds:
         self._tardy = 0
         """How many rounds in a row others had ended when this peer began them."""
         self._withheld: frozenset[PeerId] = frozenset()
-        self._aside = opening.channel.aside
+        self._aside = self._apart
         """Peers that the trainer has set aside: the newest round does not wait for them."""
         self._newcomer = False
         self._serves = not opening.crew.role.gives
@@ -261,9 +261,16 @@ class Rounds:
 
     # -- Begin and end
 
+    @property
+    def _apart(self) -> frozenset[PeerId]:
+        """The peers that live, and take no part on this channel."""
+        among = self._channel.among
+        return NOBODY if among is None else self._crew.live - among - {self.me}
+
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
+        ask = replace(ask, aside=ask.aside | self._apart) if self._apart else ask
         self._given = now_s, ask, self._taking
         self._in_next.clear()
         number = self._which(ask)

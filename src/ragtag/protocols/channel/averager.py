@@ -80,7 +80,7 @@ class Channel:
     edges: chunks at which tensors begin (``Schema.edges``), the same on all peers.
     passing: the channel is not used for long (a probe), and does not decide how far the crew may grow.
     assisted: auxiliaries own blocks of it, as all peers tell them of it (``protocols.crew.serving``).
-    aside: peers that live, and take no part: no round waits for them, and they own nothing.
+    among: the peers that take part (``None``: all). Others that live own nothing, and nobody waits for them.
     """
 
     averager: Averager
@@ -94,7 +94,7 @@ class Channel:
     edges: tuple[int, ...] = ()
     passing: bool = False
     assisted: bool = False
-    aside: frozenset[PeerId] = frozenset()
+    among: frozenset[PeerId] | None = None
 
     def part(self, round_: int) -> slice:
         """The rows of the table that a round averages: they follow from its number, so all peers agree."""

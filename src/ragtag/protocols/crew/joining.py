@@ -780,7 +780,7 @@ class ChannelWay:
         there: frozenset[PeerId] | None = None,
     ) -> None:
         self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
-        self.deadline_s, self._late, self.there = deadline_s, late, there
+        self.deadline_s, self._late, self._there = deadline_s, late, there
         self.probe_chunks = min(chunks, PROBE_CHUNKS)
         self.state = _State.NEW
         self._since_s = 0.0
@@ -845,7 +845,7 @@ class ChannelWay:
         self.state = state
         if first:
             self._since_s = now_s
-        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, self.there)
+        tell = Tell(number, blob, now_s + self.deadline_s, first and self._late, self._there)
         return [tell, self._arm(now_s + 2 * self.deadline_s)]  # the node's meeting is over long before
 
     def _compare(self, now_s: float, heard: Heard) -> list[ChannelEffect]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ragtag.codecs.dense import fp32
-from ragtag.core.types import OpenedTogether, Outcome, PeerId
+from ragtag.core.types import OpenedTogether, Outcome
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.training.exchange.dense import Replica
 from ragtag.training.state.whole import DIGEST_BYTES, Stand, Stands, digest_of
@@ -56,20 +56,18 @@ class Fixed:
         return Stand(f"{form} {digest_of(tensors)}")
 
     @torch.no_grad()
-    def average(
-        self, weight: float, deadline_s: float | None = None, there: frozenset[PeerId] | None = None
-    ) -> Outcome:
+    def average(self, weight: float, together: OpenedTogether | None = None) -> Outcome:
         """Rounds over everybody, in which one peer has weight 1 and all others 0: its values are taken. What
         does not come stays as it is. Returns the last round's outcome.
 
-        All peers of ``there`` (``None``: all) call this, or none. They wait for each other for ``deadline_s``
-        at the first call (``None``: as long as they do for a round).
+        All peers of ``together`` (``None``: all that live) call this, or none. They wait for each other at
+        the first call (``None``: as long as they do for a round).
         Raises ValueError: the crew has more seats than average all at once.
         """
         tensors = [part.find() for part in self._parts]
         flat = [tensor.detach().reshape(-1) for tensor in tensors]
         for stretches in _rounds(flat):
-            replica = self._replica or self._opened(flat, deadline_s, there)
+            replica = self._replica or self._opened(flat, together)
             for own, at, until, place in stretches:
                 pieces = _pieces(own[at:until])
                 self._pieces[place : place + len(pieces)] = pieces
@@ -81,10 +79,7 @@ class Fixed:
                 tensor.copy_(own.view(tensor.shape))
         return outcome
 
-    def _opened(
-        self, flat: Sequence[torch.Tensor], deadline_s: float | None, there: frozenset[PeerId] | None
-    ) -> Replica:
-        together = None if deadline_s is None else OpenedTogether(deadline_s, there)
+    def _opened(self, flat: Sequence[torch.Tensor], together: OpenedTogether | None) -> Replica:
         self._pieces = torch.zeros(min(ROUND_BYTES, sum(map(_room, flat))) // 2, device="cpu")
         part = Part("pieces of 16 bits", "all", lambda: self._pieces)
         replica = Replica([part], self._transport, direct, fp32, name=self.name, together=together)

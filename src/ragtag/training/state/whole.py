@@ -76,39 +76,31 @@ class Whole:
         """Of the values as they are now."""
         return digest_of(part.find() for part in self._parts)
 
-    def average(self, weight: float, deadline_s: float, there: frozenset[PeerId] | None = None) -> Outcome:
+    def average(self, weight: float, together: OpenedTogether) -> Outcome:
         """One mean over everybody that takes part now, by weights; what does not come stays as it is.
 
-        All peers of ``there`` (``None``: all that live) call this, or none. The channel is opened at the
-        first call; these wait for each other for ``deadline_s`` then, and for no others.
+        All peers of ``together`` call this, or none. The channel is opened at the first call; these wait for
+        each other then, and for no others.
 
         Raises:
             ValueError: the crew has more seats than average all at once.
             NotFinite: a value here is NaN or infinite.
         """
         if self._replica is None:
-            self._replica = self._opened(f"{self._name}/state", direct, deadline_s, there)
+            self._replica = self._opened(f"{self._name}/state", direct, together)
         return self._replica.average(weight)
 
-    def mix(self, weight: float, deadline_s: float, there: frozenset[PeerId] | None = None) -> Outcome:
+    def mix(self, weight: float, together: OpenedTogether) -> Outcome:
         """``average``, where several peers give weight and the guard decides what comes of it."""
         if self._guard is None:
-            return self.average(weight, deadline_s, there)
+            return self.average(weight, together)
         if self._guarded is None:
-            self._guarded = self._opened(f"{self._name}/mix", guarded(direct, self._guard), deadline_s, there)
+            self._guarded = self._opened(f"{self._name}/mix", guarded(direct, self._guard), together)
         return self._guarded.average(weight)
 
-    def _opened(
-        self, name: str, averager: Averager, deadline_s: float, there: frozenset[PeerId] | None
-    ) -> Replica:
+    def _opened(self, name: str, averager: Averager, together: OpenedTogether) -> Replica:
         return Replica(
-            self._parts,
-            self._transport,
-            averager,
-            fp32,
-            name=name,
-            share=False,
-            together=OpenedTogether(deadline_s, there),
+            self._parts, self._transport, averager, fp32, name=name, share=False, together=together
         )
 
     @torch.no_grad()

@@ -75,6 +75,7 @@ GUARDED = ("tests/protocols/test_robust.py", "tests/training/test_guard.py")
 ROLES = "src/ragtag/optim/roles.py"
 MIXING = ("tests/recipes/test_rps_theory.py", "tests/paper/test_rps_numbers.py")
 TARGET = "tests/training/test_target.py"
+TARGET_OF_SEVERAL = "tests/training/test_target_of_several.py"
 DRAWN = ("tests/training/test_split.py", "-k", "at_random")
 KEEPER = "tests/training/test_keeper.py"
 PROGRESS = "src/ragtag/protocols/rounds/progress.py"
@@ -1927,8 +1928,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "overlap: a crew's optimizers do not know of each other's corrections",
         "src/ragtag/app/crew/crew.py",
-        "corrections=peer.corrections,",
-        "corrections=None,",
+        "siblings=peer.siblings,",
+        "siblings=None,",
         TWICE,
     ),
     Sabotage(
@@ -2573,7 +2574,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "target batch: samples that are dropped are not said",
-        "src/ragtag/training/optimizer/gathering.py",
+        "src/ragtag/training/optimizer/account.py",
         "        self._drop(pending, why)\n",
         "",
         (TARGET, "-k", "checkpoint or hours"),
@@ -2616,7 +2617,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "target batch: samples of an average that failed are in no count",
         "src/ragtag/training/optimizer/averaged.py",
-        "                self.gathering.failed()\n",
+        "                self.accounting.failed()\n",
         "                pass\n",
         (TARGET, "-k", "average_that_failed"),
     ),
@@ -2629,10 +2630,38 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "target batch: gradients of a step that is over go into the next one",
-        "src/ragtag/training/optimizer/gathering.py",
-        "return 0.0 if over else 1.0",
+        "src/ragtag/training/optimizer/account.py",
+        "return 0.0 if late else 1.0",
         "return 1.0",
         (TARGET, "-k", "given_to_none"),
+    ),
+    Sabotage(
+        "target batch: of several optimizers only the one that leads averages",
+        "src/ragtag/training/optimizer/siblings.py",
+        "[each for each in self._towards if each.found]",
+        "[leads]",
+        (TARGET_OF_SEVERAL,),
+    ),
+    Sabotage(
+        "target batch: of several optimizers each decides when to average",
+        "src/ragtag/training/optimizer/gathering.py",
+        "        if self._leads is not pile:\n            return False\n",
+        "        known = self._leads = pile\n",
+        (TARGET_OF_SEVERAL,),
+    ),
+    Sabotage(
+        "target batch: an average in another optimizer's step leaves its mean in the gradients",
+        "src/ragtag/training/optimizer/averaged.py",
+        "                parameter.grad = gradient\n",
+        "                pass\n",
+        (TARGET_OF_SEVERAL, "-k", "stays_there"),
+    ),
+    Sabotage(
+        "target batch: beside another target, or a schedule that waits, there is nothing to say",
+        "src/ragtag/training/optimizer/optimizer.py",
+        "        siblings.require(asked)\n",
+        "",
+        (TARGET_OF_SEVERAL, "-k", "refused"),
     ),
     Sabotage(
         "links: what a train holds is believed to be of the peer that it names",

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.core.channels import topic_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import Outcome, nobodys
@@ -21,8 +20,9 @@ from ragtag.schedules.target import Doing, Tally
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.align.plan import Align
-from ragtag.training.optimizer import gathering
-from ragtag.training.optimizer.gathering import Account, Gathering
+from ragtag.training.optimizer import account, gathering
+from ragtag.training.optimizer.account import Account, Accounting
+from ragtag.training.optimizer.gathering import Gathering
 from ragtag.training.optimizer.modes import Gradients
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from tests.training.fake_transport import FakeCrew
@@ -130,7 +130,7 @@ def test_steps_are_those_of_one_process_on_the_samples_that_they_count() -> None
     peers = [peer for peer in crew.run(lambda transport: train(transport, steps)) if peer is not None]
     for peer in peers:
         accounted(peer)
-        assert not peer.samples.dropped.keys() - {gathering.ENDED}
+        assert not peer.samples.dropped.keys() - {account.ENDED}
         assert torch.equal(peer.weights[steps - 1], peers[0].weights[steps - 1])
     model, inner = made()
     for step in range(steps):
@@ -180,7 +180,7 @@ def test_through_loss_freezes_and_death_each_sample_has_one_fate(method: str, re
     computed = sum(of.computed for of in stayed)
     assert dropped <= (0.05 if repairs else 0.3) * computed, dropped / computed
     if not repairs:
-        assert any(of.dropped.get(gathering.LOST, 0) > 0 for of in stayed)
+        assert any(of.dropped.get(account.LOST, 0) > 0 for of in stayed)
     frozen = peers[1].samples  # peer 2
     assert frozen.steps < peers[0].samples.steps, "steps were made without it"
     weights = sorted(float(outcome.weight.max()) for outcome in peers[0].outcomes)
@@ -260,7 +260,7 @@ def test_the_last_peer_goes_on_alone_and_says_how_long_a_step_takes() -> None:
     accounted(peer)
     assert any("goes on alone, and takes 0.64 s for a step" in note for note in peer.notes)
     assert all(float(o.weight.max()) == 64 for o in peer.outcomes[-3:])
-    assert peer.samples.dropped.get(gathering.UNTOLD, 0) <= 3 * 64, "once they count as dead all counts"
+    assert peer.samples.dropped.get(account.UNTOLD, 0) <= 3 * 64, "once they count as dead all counts"
 
 
 class Liar:
@@ -278,7 +278,7 @@ class Liar:
         return self._transport.now_s() + self._clock_s
 
     def post_soon(self, topic: int, blob: bytes) -> None:
-        if topic == topic_of("model/samples"):
+        if topic == gathering.POSTS:
             told = gathering.decode(blob)
             assert told is not None
             says = self._says(told[0])
@@ -349,7 +349,7 @@ def test_a_peer_that_is_away_for_hours_gives_nothing_of_then() -> None:
     for peer in peers:
         accounted(peer)
     late = peers[2].samples
-    assert late.stale == 0 and late.dropped.get(gathering.LATE, 0) > 0
+    assert late.stale == 0 and late.dropped.get(account.LATE, 0) > 0
     assert late.counted > 0.2 * peers[0].samples.counted, "and gives again what is of now"
 
 
@@ -381,9 +381,9 @@ def test_sample_counts_survive_a_checkpoint_and_what_was_pending_is_said() -> No
     resumed.load_state_dict(state)
     of = resumed.samples
     assert of is not None
-    assert (of.computed, of.counted, of.dropped, of.pending) == (16, 12, {gathering.RESTORED: 4}, 0)
+    assert (of.computed, of.counted, of.dropped, of.pending) == (16, 12, {account.RESTORED: 4}, 0)
     optimizer._averaged.settle()
-    assert optimizer.samples is not None and optimizer.samples.dropped == {gathering.ENDED: 4}
+    assert optimizer.samples is not None and optimizer.samples.dropped == {account.ENDED: 4}
 
 
 @dataclass
@@ -398,46 +398,53 @@ class Posts(Board):
         self.mine.append(told[0])
 
 
+def accounting_of(peers: Any) -> Accounting:
+    """Of the only optimizer of a peer."""
+    gathering = Gathering(64, peers)
+    gathering.joined()
+    return Accounting(gathering)
+
+
 def at_step(step: int, doing: Doing = Doing.COMPUTES) -> bytes:
     return gathering.encode(Tally(step, 10.0, 10.0, 1.0, doing), 0.0)
 
 
 def test_gradients_of_a_step_that_was_made_without_this_peer_are_given_to_none() -> None:
     board = Posts(n=4, told={1: at_step(1), 2: at_step(1), 3: at_step(0)})
-    here = Gathering(64, board, "model")
+    here = accounting_of(board)
     here.stepped(10)
-    assert here.begins() == 0.0
-    assert here.samples.dropped == {gathering.LATE: 10} and here.samples.pending == 0
+    assert here.offers() == 0.0
+    assert here.account.dropped == {account.LATE: 10} and here.account.pending == 0
     assert board.mine[-1].doing is Doing.AVERAGES and board.mine[-1].samples == 0
     board = Posts(n=4, told={1: at_step(1), 2: at_step(0), 3: at_step(0)})
-    here = Gathering(64, board, "model")
+    here = accounting_of(board)
     here.stepped(10)
-    assert here.begins() == 1.0 and here.samples.pending == 10, "one peer alone has gone ahead"
+    assert here.offers() == 1.0 and here.account.pending == 10, "one peer alone has gone ahead"
 
 
 def test_a_peer_whose_training_has_ended_is_counted_on_by_nobody() -> None:
     board = Posts(n=4)
-    here = Gathering(64, board, "model")
+    here = accounting_of(board)
     here.stepped(10)
     here.ends()
-    assert here.samples.dropped == {gathering.ENDED: 10}
+    assert here.account.dropped == {account.ENDED: 10}
     last = board.mine[-1]
     assert last.towards(0, 100.0) == 0 and last.doing is Doing.STANDS_BY
 
 
 def test_of_a_mean_that_came_in_part_the_share_counts() -> None:
     crew = FakeCrew(3)
-    here = Gathering(64, crew.transport(1), "model")
+    here = accounting_of(crew.transport(1))
     for _ in range(4):
         here.stepped(10)
-    assert here.begins() == 1.0
+    assert here.offers() == 1.0
     one, two = np.uint64(0b101), np.uint64(0b111)
     heard, averaged = np.array([two, two, one, two]), np.array([True, True, True, False])
     here.averaged(replace(nobodys(0, ROWS, np.full(4, 70, np.float32), heard, None), averaged=averaged))
-    of = here.samples
+    of = here.account
     assert (of.computed, of.counted, of.pending) == (40, 20, 0)
-    assert of.dropped == {gathering.LOST: 10, gathering.UNTOLD: 10}
-    assert (of.step_samples, of.steps, here.step) == (70, 1, 1)
+    assert of.dropped == {account.LOST: 10, account.UNTOLD: 10}
+    assert (of.step_samples, of.steps, here._gathering.step) == (70, 1, 1)
 
 
 def test_gradients_that_overflow_are_dropped_and_said() -> None:
@@ -447,7 +454,7 @@ def test_gradients_that_overflow_are_dropped_and_said() -> None:
     )
     optimizer._averaged.step(None, skipped=True)
     of = optimizer.samples
-    assert of is not None and of.dropped == {gathering.OVERFLOWED: 4} and of.pending == 0
+    assert of is not None and of.dropped == {account.OVERFLOWED: 4} and of.pending == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -478,11 +485,11 @@ def test_samples_of_an_average_that_failed_are_dropped_and_said(overlap: bool) -
         before = [p.detach().clone() for p in model.parameters()]
         batch(True)
         of = batch(False)
-        assert raised == [True] and of.dropped == {gathering.FAILED: 8} and of.pending == 0
+        assert raised == [True] and of.dropped == {account.FAILED: 8} and of.pending == 0
         assert all(map(torch.equal, before, model.parameters()))
         for _ in range(6):
             of = batch(False)
-        assert raised == [True] and of.dropped == {gathering.FAILED: 8}
+        assert raised == [True] and of.dropped == {account.FAILED: 8}
         assert of.computed == 32 and of.counted >= 16
         assert not any(map(torch.equal, before, model.parameters()))
 
@@ -491,12 +498,12 @@ def test_samples_of_an_average_that_failed_are_dropped_and_said(overlap: bool) -
 
 def test_a_peer_whose_average_failed_gathers_for_the_same_step_and_tells_so() -> None:
     board = Posts(n=4)
-    here = Gathering(64, board, "model")
+    here = accounting_of(board)
     here.stepped(10)
-    here.begins()
+    here.offers()
     here.stepped(4)
     here.failed()
-    assert here.samples.dropped == {gathering.FAILED: 10} and here.samples.pending == 4
+    assert here.account.dropped == {account.FAILED: 10} and here.account.pending == 4
     here.stepped(10)
     last = board.mine[-1]
     assert (last.step, last.samples, last.doing) == (0, 14, Doing.COMPUTES)
@@ -530,7 +537,7 @@ def test_an_average_under_way_that_fails_takes_nothing_of_the_next_step_along() 
         with pytest.raises(KeyboardInterrupt):
             batch()
         of = optimizer.samples
-        assert of is not None and (of.pending, of.dropped) == (8, {gathering.FAILED: 8})
+        assert of is not None and (of.pending, of.dropped) == (8, {account.FAILED: 8})
         sums = optimizer._averaged._mode
         assert isinstance(sums, Gradients) and sums._gathered == 8
         assert all(bool(total.any()) for total in sums._sums)
@@ -594,23 +601,23 @@ def test_the_next_step_is_told_of_once_the_average_under_way_is_over() -> None:
     """Else the others take the step that this peer averages for to be over, and drop their gradients."""
     crew = FakeCrew(2)
     transport = crew.transport(0)
-    here = Gathering(64, transport, "model")
+    here = accounting_of(transport)
 
     def told() -> Tally:
-        found = gathering.decode(transport.posts(topic_of("model/samples"))[0])
+        found = gathering.decode(transport.posts(gathering.POSTS)[0])
         assert found is not None
         return found[0]
 
     here.stepped(40)
-    here.begins()
+    here.offers()
     here.stepped(30)
-    here.stands_by()
+    here._gathering.stands_by()
     assert (told().step, told().samples, told().doing) == (0, 40, Doing.AVERAGES)
-    assert here.samples.pending == 70
+    assert here.account.pending == 70
     both = np.full(4, 0b11, np.uint64)
     here.averaged(nobodys(0, ROWS, np.full(4, 70, np.float32), both, None))
     assert (told().step, told().samples, told().doing) == (1, 30, Doing.COMPUTES)
-    assert here.samples.pending == 30
+    assert here.account.pending == 30
 
 
 @dataclass
@@ -629,15 +636,15 @@ class Clock:
 
 def test_a_measurement_that_was_right_is_trusted_twice_as_long_and_a_wrong_one_as_at_first() -> None:
     clock = Clock()
-    here = Gathering(64, clock, "model")  # type: ignore[arg-type]
+    here = accounting_of(clock)
     stood_by_s = []
     for batch_s in (8.0, 8.0, 2.0):
-        here.decided()
+        here._gathering.decided()
         clock.at_s += batch_s
         here.stepped(4)
         began_s = clock.at_s
-        while here._took_s:
+        while here._gathering._took_s:
             clock.at_s += 1.0
-            here.stands_by()
+            here._gathering.stands_by()
         stood_by_s.append(clock.at_s - began_s)
     assert stood_by_s == [4 * 8.0, 2 * 4 * 8.0, 4 * 2.0]

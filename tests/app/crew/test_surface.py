@@ -31,7 +31,7 @@ from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.samples.split import Split
 
 ROOT = Path(__file__).parents[3]
-OF_THE_CREW = {"transport", "samples", "corrections", "on_ready", "on_note", "on_step", "seed"}
+OF_THE_CREW = {"transport", "samples", "siblings", "on_ready", "on_note", "on_step", "seed"}
 """What a crew tells its optimizers by itself."""
 
 

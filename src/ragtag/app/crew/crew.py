@@ -177,7 +177,8 @@ class Crew:
         weight: how much this peer counts: a number, a function, or "samples" since the last average (the
             default with a target batch, else 1).
         target_batch: with average="gradients": all gather until they have so many samples together, and then
-            take one step; ``optimizer.samples`` says what became of them.
+            take one step; ``optimizer.samples`` says what became of them. Several optimizers have one
+            target, and step together.
         buffers: average the model's floating-point buffers, too.
         codec: how values travel: "fp32" (the default), "bf16" (half the bytes) or "int8" (a quarter).
         compress: ``ragtag.TopK(...)``: send the largest entries, the rest later.
@@ -232,7 +233,7 @@ class Crew:
                 guard=guard,
                 deadline_s=deadline_s,
                 coherence=coherence,
-                corrections=peer.corrections,
+                siblings=peer.siblings,
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,

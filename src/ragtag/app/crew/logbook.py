@@ -208,13 +208,13 @@ class Logbook:
 
     def record_target(self, averaged: AveragedModel, least_s: float = PACE_EVERY_S) -> None:
         """What has become of this peer's samples, where steps have a target batch; at most twice a second."""
-        now_s, gathering = time.monotonic(), averaged.gathering
-        if self._writer is None or gathering is None:
+        now_s, accounting = time.monotonic(), averaged.accounting
+        if self._writer is None or accounting is None:
             return
         if now_s - self._target_s.get(averaged.channel, -math.inf) < least_s:
             return
         self._target_s[averaged.channel] = now_s
-        of = gathering.samples
+        of = accounting.account
         self.record(
             trace.Target(
                 t=self.now_s(),

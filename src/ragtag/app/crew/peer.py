@@ -42,8 +42,8 @@ from ragtag.core.types import Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver, DriverFailed
 from ragtag.network.transfer.donor import DonorServer
 from ragtag.protocols.transfer.snapshots import Shelf
-from ragtag.training.exchange.dense import Corrections
 from ragtag.training.optimizer.averaged import AveragedModel
+from ragtag.training.optimizer.siblings import Siblings
 from ragtag.training.state.abreast import Abreast
 from ragtag.training.state.checkpoint import Found
 from ragtag.training.state.keeper import StateKeeper
@@ -91,7 +91,7 @@ class Peer:
     data: its splits and epochs.
     names: of what is averaged, by channel.
     models: what its optimizers average, in the order in which they were made.
-    corrections: of buffers, by all of these.
+    siblings: what these have in common.
     left: whether it has left.
     """
 
@@ -113,7 +113,7 @@ class Peer:
         self._announcer = announcer or Announcer(place.rank, None)
         self.names: dict[int, str] = {}
         self.models: list[AveragedModel] = []
-        self.corrections = Corrections()
+        self.siblings = Siblings()
         self.data = Data(
             transport,
             place.seed,
@@ -121,7 +121,7 @@ class Peer:
             round=self._round,
             busy_s=lambda: sum(model.scheduling.busy_s for model in self.models),
             report=lambda report: self.log.record_epoch(report),
-            target=lambda: next((g.target for m in self.models if (g := m.gathering) is not None), None),
+            target=lambda: None if (gathering := self.siblings.gathering) is None else gathering.target,
         )
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
         self._phases = phases or Phases()

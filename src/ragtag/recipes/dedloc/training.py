@@ -27,7 +27,7 @@ from ragtag.recipes.abreast import Keeps
 from ragtag.recipes.base import worst
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
-from ragtag.training.optimizer.gathering import Account
+from ragtag.training.optimizer.account import Account
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 GATHERS, LOCKSTEP = "target batch", "lockstep"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from ragtag.training.exchange.base import Exchange, layer
 from ragtag.training.exchange.central import is_centred
 from ragtag.training.exchange.combine import Asked, require_together
 from ragtag.training.exchange.compress import Compression
-from ragtag.training.exchange.dense import Corrections
 from ragtag.training.exchange.sparse import SparseReplica
-from ragtag.training.optimizer.gathering import RESTORED, Gathering
+from ragtag.training.optimizer.account import RESTORED, Accounting
+from ragtag.training.optimizer.gathering import Gathering
 from ragtag.training.optimizer.modes import Closure, Gradients, Models
 from ragtag.training.optimizer.scheduling import Scheduling
+from ragtag.training.optimizer.siblings import Siblings
 from ragtag.training.optimizer.weight import Weight
 from ragtag.training.planning import Planner
 from ragtag.training.state.fixed import Fixed
@@ -56,7 +57,7 @@ class AveragedModel:
     weight: how much this peer counts in a mean.
     deadline_s: bounds each round (``None``: measurement does).
     coherence: whether, and how often, gradients are compared with earlier ones.
-    corrections: by all optimizers of this peer.
+    siblings: what all optimizers of this peer have in common.
     on_outcome, on_ready, on_note, on_step: see ``CrewOptimizer``.
     """
 
@@ -72,7 +73,7 @@ class AveragedModel:
         weight: Weight,
         deadline_s: float | None,
         coherence: Coherence | None,
-        corrections: Corrections,
+        siblings: Siblings,
         on_outcome: Callable[[Outcome], None] | None,
         on_ready: Callable[[AveragedModel], None] | None,
         on_note: Callable[[Noted], None] | None,
@@ -81,14 +82,17 @@ class AveragedModel:
         self.asked = asked
         self.name = require_name(name)
         self._transport, self._seed, self._buffers = transport, seed, buffers
-        self.weight, self._deadline_s, self._corrections = weight, deadline_s, corrections
+        self.weight, self._deadline_s, self._siblings = weight, deadline_s, siblings
         self._on_outcome, self._on_ready = on_outcome, on_ready
         self._on_note, self._on_step = on_note, on_step
         self._mode = mode_of(asked, weight)
-        self.gathering = (
-            None if asked.target is None else Gathering(asked.target.samples, transport, name, on_note)
-        )
+        self.gathering: Gathering | None = None
         """Towards a target batch, where there is one."""
+        self.accounting: Accounting | None = None
+        """What has become of its samples, where there is a target batch."""
+        if asked.target is not None:
+            self.gathering = siblings.gathering or Gathering(asked.target.samples, transport, on_note)
+            self.accounting = Accounting(self.gathering)
         self.scheduling = Scheduling(
             schedule_of(asked),
             transport,
@@ -126,6 +130,7 @@ class AveragedModel:
             self._configure([model])
         else:
             self._look_for_modules()
+        siblings.joins(self)
 
     # -- What it is
 
@@ -206,22 +211,53 @@ class AveragedModel:
         if self._meter is not None and not skipped:
             scheduling.spent.cohered(self._steps, self._meter.stepped(self._steps))
         scheduling.worked(self._steps)
-        if self.gathering is not None and isinstance(self._mode, Gradients):
-            self.gathering.stepped(self._mode.batch, skipped)
+        leads = False
+        if self.accounting is not None and isinstance(self._mode, Gradients):
+            leads = self.accounting.stepped(self._mode.batch, skipped)
         if delay and self._under_way is not None and self._is_to_end(delay):
             self._end()
-        # a peer that has to get into step first gathers for no step of the crew
-        comes = self.gathering is not None and self.arrive is not None
-        if comes or scheduling.due(self._steps, self._since):
+        if leads:
+            self._siblings.averages(self, lambda: scheduling.due(self._steps, self._since))
+        elif self.accounting is None and scheduling.due(self._steps, self._since):
             if self.asked.partial or (delay and self.asked.averager.quorum):
                 self._turn()
             else:
                 self._begin() if delay else self.average()
-            while self.gathering is not None and scheduling.due(self._steps, 0):
-                self.average()  # a batch would come too late for the next step, too
         if self._on_step is not None:
             self._on_step(loss)
         return loss
+
+    @property
+    def found(self) -> bool:
+        """Whether it is known what it averages: it has been given a model, or has been stepped."""
+        return self.modules_known or self._steps > 0
+
+    def prepares(self, aside: bool) -> None:
+        """All that step towards a target batch are to average: end what is under way, and see whether this
+        peer has to get into step.
+
+        aside: in another optimizer's step. What the script has in ``.grad`` stays there.
+        """
+        with self._gradients_aside() if aside else nullcontext():
+            self._end()
+        self._ready()
+        self.look()
+
+    def turns(self, aside: bool) -> None:
+        """Average, or begin to. aside: as above."""
+        with self._gradients_aside() if aside else nullcontext():
+            self._begin() if self.asked.delay else self.average()
+
+    @contextmanager
+    def _gradients_aside(self) -> Iterator[None]:
+        kept = [(parameter, parameter.grad) for parameter in self.parameters]
+        for parameter, _ in kept:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in kept:
+                parameter.grad = gradient
 
     def _is_to_end(self, delay: int) -> bool:
         """Whether the average under way is to be taken over now. Towards a target batch each peer computes as
@@ -259,7 +295,7 @@ class AveragedModel:
         if self.scheduling.went_by >= 0:
             self._transport.goes_on_after(self.channel, self.scheduling.went_by)
         with self._accounted():
-            yield self._mode.offer(self.weight() if self.gathering is None else self.gathering.begins())
+            yield self._mode.offer(self.weight() if self.accounting is None else self.accounting.offers())
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
@@ -267,8 +303,8 @@ class AveragedModel:
         try:
             yield
         except BaseException:
-            if self.gathering is not None:
-                self.gathering.failed()
+            if self.accounting is not None:
+                self.accounting.failed()
             raise
 
     def _arrive(self) -> Outcome | None:
@@ -289,8 +325,8 @@ class AveragedModel:
         if not taken:
             self._mode.take(outcome)
             self._ready().stepped(outcome)
-        if self.gathering is not None:
-            self.gathering.averaged(outcome, gave=not taken)
+        if self.accounting is not None:
+            self.accounting.averaged(outcome, gave=not taken)
         self.scheduling.averaged(outcome, kept)
         if self._planner is not None:
             self._planner.averaged(outcome)
@@ -365,8 +401,8 @@ class AveragedModel:
         self._end()
         if (aligner := self._aligner) is not None:
             aligner.finish()
-        if self.gathering is not None:
-            self.gathering.ends()
+        if self.accounting is not None:
+            self.accounting.ends()
             self._mode.forget()
         if self._exchange is not None and is_centred(self.asked.averager) and self._since:
             self.average()
@@ -401,17 +437,17 @@ class AveragedModel:
 
     def state_dict(self) -> dict[str, Any]:
         """How far this peer has come, and the state of its exchange."""
-        more = {} if self.gathering is None else {"samples": self.gathering.state_dict()}
+        more = {} if self.accounting is None else {"samples": self.accounting.state_dict()}
         return {"step": self._steps, "since_average": self._since, **more, **self._exchange_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what ``state_dict`` gave. Raises ValueError, naming what does not fit first."""
         self._steps, self._since = int(state["step"]), int(state["since_average"])
-        if self.gathering is not None:
+        if self.accounting is not None:
             self._mode.forget()
-            self.gathering.drop(RESTORED)
+            self.accounting.drop(RESTORED)
             if "samples" in state:
-                self.gathering.load_state_dict(state["samples"])
+                self.accounting.load_state_dict(state["samples"])
         self._load({"outer": {}, **{k: v for k, v in state.items() if k in ("feedback", "outer")}})
 
     def resume_at(self, steps: int, since: int) -> None:
@@ -421,8 +457,8 @@ class AveragedModel:
             self._under_way.wait()
             self._under_way = None
         self._mode.forget()
-        if self.gathering is not None:
-            self.gathering.drop(RESTORED)
+        if self.accounting is not None:
+            self.accounting.drop(RESTORED)
         for more in (self._exchange, self._meter):
             if more is not None:
                 more.forget()
@@ -504,7 +540,7 @@ class AveragedModel:
             name=self.name,
             seed=self._seed,
             deadline_s=self._deadline_s,
-            corrections=self._corrections,
+            corrections=self._siblings.corrections,
             note=self._on_note,
         )
         exchange.load_state_dict(self._loaded)

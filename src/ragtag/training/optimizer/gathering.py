@@ -1,6 +1,13 @@
 """What a crew gathers towards its next step, where steps have a target batch (``schedules.target``).
 
-Three things of one peer are here, since they go by the same counts.
+All optimizers of a peer that step towards it have one ``Gathering``, since the crew makes their steps
+together: peers that decided for each of their optimizers by itself would wait for each other crosswise, one
+in an average of the first, one in an average of the second. Of the optimizers that a script steps one after
+the other, the last one *leads*: at its step, with the gradients of all at hand, it is decided whether the
+crew's step is due, by its samples, and then all of them average. One that is stepped less often than another
+gathers what comes until then.
+
+Two things of one peer are here, since they go by the same counts.
 
 *What it tells*, on the notice board: which step it gathers for, how many samples it has, how many a batch has
 and how long one takes. It tells each of the first few batches and then each time that its samples have grown
@@ -13,11 +20,7 @@ while this peer computed is as old as it is. Words that cannot be read, or that 
 do those of a peer that claimed more than all of the step's weight, that has told a step which there was not,
 or whose claims were in no mean twice running: until its words and the rounds fit again.
 
-*What became of its samples.* Each one that was computed is counted (its gradient is in the mean of a step),
-dropped (for a reason that is told), or pending. Of a mean that came in part, as where lines lose chunks, the
-share of the chunks is taken. Of a chunk that nobody may have a mean of, as its owner died, they stay pending:
-their gradients go into the next one (``exchange.dense``). Gradients of a step that the crew has made without
-this peer are of an older model: they are dropped, not added to the next step.
+What became of the samples is in the ``account`` of each optimizer.
 """
 
 from __future__ import annotations
@@ -26,33 +29,19 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any
-
-import numpy as np
+from typing import Protocol
 
 from ragtag.core.arrival import others_in
 from ragtag.core.channels import topic_of
 from ragtag.core.types import WEIGHT_MAX, Noted, Outcome, PeerId
 from ragtag.schedules.target import Doing, Tally, is_over
-from ragtag.training.exchange.slow import unheard
 from ragtag.training.optimizer.speeds import SHARE_MAX
 from ragtag.training.transport import Peers
 
-LATE, LOST, UNTOLD, OVERFLOWED, FAILED, RESTORED, ENDED = (
-    "late",
-    "lost",
-    "untold",
-    "overflowed",
-    "failed",
-    "restored",
-    "ended",
-)
-"""Why samples were dropped: the crew made their step without this peer; they came too late, or in part, for
-its mean; no mean came here, so that this peer cannot tell; gradients overflowed; the average ended with an
-error here, as where a gradient is not finite; the model was replaced; training ended."""
 GROWTH = 0.25
 """Samples are told each time that they have grown by this share."""
 TRUST = 4.0
@@ -68,36 +57,16 @@ _IDLE_MAX = 3
 _POST = struct.Struct("<BBQdddd")
 _VERSION = 1
 _ROUNDING = 1e-5
+POSTS = topic_of("target batch")
+"""Of the posts on the notice board."""
 _log = logging.getLogger("ragtag")
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What has become of the samples of one peer, since it began.
+class Pile(Protocol):
+    """What is gathered for one optimizer. batch, pending: samples of its last batch, and all so far."""
 
-    target: of a step of the crew.
-    steps: of the crew, in which this peer took part.
-    computed: samples that had a gradient here: all of those below.
-    counted: those that are in means.
-    dropped: by reason (see ``gathering``).
-    pending: gathered for the next step.
-    stale: of those counted, how many were in a later step than they were computed for.
-    step_samples: of all peers, in the last step's mean.
-    overshoot: the mean over steps of what they had beyond the target, as a share of it.
-    goodput: ``counted`` over what this peer would have computed in the same time, had it neither waited nor
-        averaged nor lost any (0: nothing is known yet).
-    """
-
-    target: float
-    steps: int = 0
-    computed: float = 0.0
-    counted: float = 0.0
-    dropped: Mapping[str, float] = field(default_factory=dict)
-    pending: float = 0.0
-    stale: float = 0.0
-    step_samples: float = 0.0
-    overshoot: float = 0.0
-    goodput: float = 0.0
+    batch: float
+    pending: float
 
 
 @dataclass(slots=True)
@@ -124,22 +93,23 @@ class Gathering:
     """One peer's part in gathering towards its crew's target.
 
     target: samples of a step.
-    name: of the channel.
     note: told of what others say that is not believed, and of a target that does not fit.
     """
 
-    def __init__(
-        self, target: float, peers: Peers, name: str, note: Callable[[Noted], None] | None = None
-    ) -> None:
+    def __init__(self, target: float, peers: Peers, note: Callable[[Noted], None] | None = None) -> None:
         self.target = target
         self.step = 0
         """The crew's step that is gathered for."""
-        self._peers, self._topic, self._note = peers, topic_of(f"{name}/samples"), note
+        self._peers, self._note = peers, note
+        self._joined = 0
+        self._leads: Pile | None = None
+        self._pass: list[Pile] = []  # those stepped since the first of them was, in their order,
+        self._before: list[Pile] = []  # and before that
         self._took_s: deque[float] = deque(maxlen=_WINDOW)
-        self._batch = self._pending = self._told = 0.0
+        self._told = 0.0
         self._begun: int | None = None  # the step of the average under way
-        self._offered = 0.0  # to it
-        self._carried = np.zeros(1)  # to it, too: by chunk, what of the steps before is in no mean yet
+        self._turning = False  # all optimizers average
+        self._late = False  # the crew has made that step without this peer
         self._doing: Doing | None = None  # as it was told last
         self._last_s = self._averaged_s = self._computed_s = peers.now_s()
         self._elapsed_s = self._compute_s = 0.0
@@ -150,17 +120,53 @@ class Gathering:
         self._idle = 0
         self._alone = False
         self._gives = True
-        self._samples = Account(target)
-        self._dropped: dict[str, float] = {}
 
     # -- This peer
 
+    def joined(self) -> None:
+        """One more optimizer steps towards the target."""
+        self._joined += 1
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self._peers.me
+
+    @property
+    def live(self) -> Collection[PeerId]:
+        """The peers that answer."""
+        return self._peers.live
+
+    @property
+    def busy(self) -> float:
+        """The share of the time that was computed."""
+        return self._compute_s / self._elapsed_s if self._elapsed_s else 0.0
+
     def opened(self) -> None:
-        """The channel is open: what that took is no part of a batch."""
+        """A channel is open: what that took is no part of a batch."""
         self._last_s = self._averaged_s = self._computed_s = self._peers.now_s()
 
-    def stepped(self, batch: float, overflowed: bool = False) -> None:
-        """A batch of so many samples has been computed, and is gathered unless it ``overflowed``."""
+    def stepped(self, pile: Pile, overflowed: bool = False) -> bool:
+        """An optimizer has gathered a batch, or dropped one that ``overflowed``. Returns whether it leads."""
+        known = self._leads
+        if pile in self._pass:
+            if known not in self._pass or self._pass == self._before:
+                self._leads = self._pass[-1]
+            self._before, self._pass = self._pass, []
+        self._pass.append(pile)
+        if known is None and len(self._pass) == self._joined:
+            self._leads = known = pile
+        if self._leads is not pile:
+            return False
+        if known is pile:  # else it is not known what its batches take
+            self._measure()
+        else:
+            self._clocked(self._peers.now_s())
+        if not overflowed:
+            self._tell(pile)
+        return True
+
+    def _measure(self) -> None:
         now_s = self._peers.now_s()
         took_s = now_s - self._last_s
         self._compute_s += took_s
@@ -170,11 +176,10 @@ class Gathering:
             if not self._took_s and 2.0 * took_s < self._trusted_s:
                 self._trust = TRUST
             self._took_s.append(took_s)
-        self._samples = replace(self._samples, computed=self._samples.computed + batch)
-        if overflowed:
-            self._drop(batch, OVERFLOWED)
-            return
-        self._batch, self._pending = batch, self._pending + batch
+
+    def _tell(self, pile: Pile) -> None:
+        """A batch has been gathered: the others are told, where it is time to; persons of what is odd."""
+        batch, pending = pile.batch, pile.pending
         if batch >= self.target:
             self._say(
                 "small",
@@ -190,8 +195,8 @@ class Gathering:
             )
         elif not self._alone:
             self._said.discard("alone")
-        news = self._pending >= (1.0 + GROWTH) * self._told or self._doing is Doing.STANDS_BY
-        if news and now_s - self._posted_s >= self._post_s / SHARE_MAX:
+        news = pending >= (1.0 + GROWTH) * self._told or self._doing is Doing.STANDS_BY
+        if news and self._peers.now_s() - self._posted_s >= self._post_s / SHARE_MAX:
             self._post(Doing.COMPUTES)
 
     def stands_by(self) -> None:
@@ -207,147 +212,95 @@ class Gathering:
         """This peer computes again, or averages."""
         self._clocked(self._peers.now_s())
 
-    def begins(self) -> float:
-        """An average begins: what the samples gathered here count in it, 1, or 0 where their step is over.
+    @contextmanager
+    def turn(self, arrives: bool) -> Iterator[None]:
+        """All optimizers of this peer average, one after the other.
 
-        The others have made that step without this peer, so that its gradients are of an older model.
+        arrives: with one of them this peer gets into step with the crew, so that what is gathered is of
+        another model.
         """
+        self._turning, self._late = True, arrives
+        if not arrives:
+            self._begin()
+        try:
+            yield
+        finally:
+            self._turning = self._late = False
+            self._clocked(self._peers.now_s())
+            self._averaged_s = self._last_s
+
+    def begins(self, pile: Pile) -> bool:
+        """An average of an optimizer begins; whether the crew has made this step without this peer, so that
+        what is gathered here is of an older model.
+        """
+        if not self._turning and pile is self._leads:
+            self._begin()
+        return self._late
+
+    def _begin(self) -> None:
         others = [tally for peer, tally in self.read().items() if peer != self._peers.me]
-        over = is_over(others, self.step)
-        if over:
-            self.drop(LATE)
-        self._gives = not over
+        self._late = is_over(others, self.step)
+        self._gives = not self._late
         self._post(Doing.AVERAGES)
         self._begun, self.step = self.step, self.step + 1
-        self._offered, self._pending = self._pending, 0.0
         self._averaged_s = self._peers.now_s()
-        return 0.0 if over else 1.0
 
-    def averaged(self, outcome: Outcome, gave: bool = True) -> None:
-        """An average is over. gave: what was gathered here was offered to it."""
-        self._clocked(self._peers.now_s())
-        self._averaged_s = self._last_s
+    def averaged(self, pile: Pile, outcome: Outcome, counted: float, step_samples: float, gave: bool) -> None:
+        """An average of an optimizer is over.
+
+        counted: samples gathered here that are in it. step_samples: of all peers. gave: whether what was
+        gathered here was offered to it.
+        """
+        leads = pile is self._leads
+        self._late = self._late and self._turning
+        if leads or self._turning:
+            self._clocked(self._peers.now_s())
+            self._averaged_s = self._last_s
         if not gave:
-            self._gives = False
-            self.drop(LATE)
+            self._gives, self._late = False, self._turning
+        elif not leads:
+            return
         step = self.step if self._begun is None else self._begun
-        offered, self._offered, self._begun = self._offered, 0.0, None
-        me, live = self._peers.me, self._peers.live
-        told = np.ones_like(outcome.averaged) if outcome.told is None else outcome.told
-        chunks = np.zeros(len(told))  # samples in this round
-        if offered > 0:
-            chunks += offered + self._carried
-            self._carried = np.where(told, 0.0, chunks)
-        alone = live == {me}
-        lost = float((chunks * unheard(outcome, me)).mean())
-        untold = 0.0 if alone else float((chunks * (told & ~outcome.averaged)).mean())
-        self._drop(lost, LOST)
-        self._drop(untold, UNTOLD)
-        counted, before = float((chunks * told).mean()) - lost - untold, self._samples
+        self._begun = None
         self._idle = 0 if counted > 0 or not self._gives else self._idle + 1
-        if self._idle >= _IDLE_MAX and self._took_s and len(others_in(outcome, me)):
+        if self._idle >= _IDLE_MAX and self._took_s and len(others_in(outcome, self._peers.me)):
             self._say(
                 "slow",
                 f"{self._idle} steps of the crew in a row have no sample of this peer, whose batches of "
-                f"{self._batch:g} take {median_low(self._took_s):.3g} s: give smaller batches here, or a "
+                f"{pile.batch:g} take {median_low(self._took_s):.3g} s: give smaller batches here, or a "
                 f"target above {self.target:g}",
             )
-        weights = outcome.weight[outcome.averaged]
-        step_samples = float(weights.max()) if len(weights) else offered
-        steps = before.steps + 1
-        over = (step_samples / self.target - 1.0 - before.overshoot) / steps
-        self._samples = replace(
-            before,
-            steps=steps,
-            counted=before.counted + counted,
-            stale=before.stale + (counted if outcome.round > step else 0.0),
-            step_samples=step_samples,
-            overshoot=before.overshoot + over,
-        )
         self._judge(outcome, step_samples)
         self.step = max(step, outcome.round) + 1
         self._told, self._doing = 0.0, None
-        if self._pending:
+        if pile.pending:
             self._post(Doing.COMPUTES)
 
     def failed(self) -> None:
-        """The average that had begun ended with an error: this peer gathers for its step anew."""
-        if self._offered > 0:
-            self._drop(self._offered + float(self._carried.mean()), FAILED)
-            self._offered, self._carried = 0.0, np.zeros(1)
+        """An average that had begun ended with an error: this peer gathers for its step anew."""
         if self._begun is not None:
             self.step, self._begun = self._begun, None
-        self._told = 0.0
+        self._told, self._late = 0.0, self._late and self._turning
 
-    def drop(self, why: str) -> None:
-        """What was gathered here will be in no mean. A step that the crew made without this peer leaves what
-        is of one that nobody has made.
-        """
-        pending, self._pending, self._offered = self._pending + self._offered, 0.0, 0.0
-        if why != LATE:
-            pending, self._carried = pending + float(self._carried.mean()), np.zeros(1)
-        self._drop(pending, why)
-        self._told, self._begun = 0.0, None
+    def dropped(self, pile: Pile) -> None:
+        """What was gathered for an optimizer is in no mean, nor in the one under way."""
+        if pile is self._leads:
+            self._told, self._begun = 0.0, None
 
     def ends(self) -> None:
         """Training has ended here: the others are to count on nothing more."""
-        self.drop(ENDED)
-        if self._doing is not None or self._samples.computed:
+        if self._leads is not None:
             self._post(Doing.STANDS_BY)
-
-    @property
-    def samples(self) -> Account:
-        """What has become of the samples, so far."""
-        of = self._samples
-        elapsed_s, computed = self._elapsed_s, of.computed
-        goodput = of.counted / computed * self._compute_s / elapsed_s if computed and elapsed_s else 0.0
-        pending = self._pending + self._offered + float(self._carried.mean())
-        return replace(of, dropped=dict(self._dropped), pending=pending, goodput=goodput)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts. Gradients gathered are not kept; what would load this has their samples dropped."""
-        of = self.samples
-        dropped = dict(of.dropped)
-        if of.pending:
-            dropped[RESTORED] = dropped.get(RESTORED, 0.0) + of.pending
-        return {
-            "computed": of.computed,
-            "counted": of.counted,
-            "stale": of.stale,
-            "steps": of.steps,
-            "overshoot": of.overshoot,
-            "dropped": dropped,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from there."""
-        self._pending = self._offered = self._told = 0.0
-        self._carried = np.zeros(1)
-        self._begun = None
-        self._dropped = {str(why): float(n) for why, n in state["dropped"].items()}
-        self._samples = Account(
-            self.target,
-            steps=int(state["steps"]),
-            computed=float(state["computed"]),
-            counted=float(state["counted"]),
-            stale=float(state["stale"]),
-            overshoot=float(state["overshoot"]),
-        )
-        self._last_s = self._peers.now_s()
 
     def _clocked(self, now_s: float) -> None:
         self._elapsed_s, self._last_s = self._elapsed_s + now_s - self._last_s, now_s
-
-    def _drop(self, samples: float, why: str) -> None:
-        if samples > 0:
-            self._dropped[why] = self._dropped.get(why, 0.0) + samples
 
     # -- What is told, and what is believed
 
     def read(self) -> dict[PeerId, Tally]:
         """What each peer that answers has gathered, as far as it is believed, and this one."""
         now_s, me = self._peers.now_s(), self._peers.me
-        notices = self._peers.notices(self._topic)
+        notices = self._peers.notices(POSTS)
         tallies = {me: self._mine(Doing.COMPUTES)}
         for peer, posted in notices.posts.items():
             if peer == me or peer in notices.silent:
@@ -363,7 +316,10 @@ class Gathering:
 
     def _mine(self, doing: Doing) -> Tally:
         batch_s = median_low(self._took_s) if self._took_s else 1e-3
-        return Tally(self.step, self._pending, self._batch, batch_s, doing)
+        pile = self._leads
+        if pile is None:
+            return Tally(self.step, 0.0, 0.0, batch_s, doing)
+        return Tally(self.step, 0.0 if self._late else pile.pending, pile.batch, batch_s, doing)
 
     def _post(self, doing: Doing) -> None:
         """Tell the others; but not what is gathered for the next step while an average is under way, or they
@@ -371,9 +327,9 @@ class Gathering:
         """
         if self._begun is not None:
             return
-        self._told, self._doing = self._pending, doing
-        began_s = self._peers.now_s()
-        self._peers.post_soon(self._topic, encode(self._mine(doing), began_s))
+        mine, began_s = self._mine(doing), self._peers.now_s()
+        self._told, self._doing = mine.samples, doing
+        self._peers.post_soon(POSTS, encode(mine, began_s))
         self._posted_s = self._peers.now_s()
         took_s = self._posted_s - began_s
         self._post_s = took_s if self._post_s == 0.0 else self._post_s + (took_s - self._post_s) / 8

@@ -20,10 +20,10 @@ from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.asked import asked_of, require_kinds
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.exchange.dense import Corrections
+from ragtag.training.optimizer.account import Account
 from ragtag.training.optimizer.averaged import AveragedModel
-from ragtag.training.optimizer.gathering import Account
 from ragtag.training.optimizer.modes import Closure
+from ragtag.training.optimizer.siblings import Siblings
 from ragtag.training.optimizer.weight import weight_of
 from ragtag.training.tensors.modules import parameters_of
 from ragtag.training.transport import Transport
@@ -75,7 +75,8 @@ class CrewOptimizer(torch.optim.Optimizer):
         ZeRO-Offload, Ren et al., USENIX ATC 2021; used by DeDLOC).
     target_batch: average, and step, when all peers together have gathered so many samples since the last
         step (see ``schedules.target``); with average="gradients". Until then ``step()`` adds a batch's
-        gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``.
+        gradient to those gathered, and moves nothing. What becomes of each sample: ``samples``. Several
+        optimizers of a crew step together, in the step of the last one of a loop (see ``gathering``).
     guard: ``ragtag.TrimmedMean(liars=.2)`` or ``ragtag.CentredClipping(liars=.2)``: how owners of blocks
         average what peers send, where a share ``liars`` of the peers may lie (``protocols.rounds.robust``).
         Against lying owners it does nothing. A crew that begins with too few peers for it is refused: a
@@ -88,7 +89,7 @@ class CrewOptimizer(torch.optim.Optimizer):
     deadline_s: bounds each round; by default its bound comes from measurement.
     coherence: ``ragtag.Coherence()``: measure now and then how far gradients agree with earlier ones (see
         ``training.coherence``); in trace and report.
-    corrections: of buffers, by all optimizers of this peer with overlap: several may have one model's.
+    siblings: what all optimizers of this peer have in common; a crew gives it.
     on_outcome: called with each round's outcome.
     on_ready: called once, when the crew has agreed on what is averaged and nothing has been averaged yet.
     on_note: told of what is odd (a speed not believed) and of rounds sent whole.
@@ -123,7 +124,7 @@ class CrewOptimizer(torch.optim.Optimizer):
         guard: RobustMean | None = None,
         deadline_s: float | None = None,
         coherence: Coherence | None = None,
-        corrections: Corrections | None = None,
+        siblings: Siblings | None = None,
         on_outcome: Callable[[Outcome], None] | None = None,
         on_ready: Callable[[AveragedModel], None] | None = None,
         on_note: Callable[[Noted], None] | None = None,
@@ -153,6 +154,8 @@ class CrewOptimizer(torch.optim.Optimizer):
             has_model=model is not None,
             late=transport.late,
         )
+        siblings = Siblings() if siblings is None else siblings
+        siblings.require(asked)
         self._inner = inner
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
@@ -167,7 +170,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             weight=weight_of(_weight_or_default(weight, target_batch), samples),
             deadline_s=deadline_s,
             coherence=coherence,
-            corrections=corrections or Corrections(),
+            siblings=siblings,
             on_outcome=on_outcome,
             on_ready=on_ready,
             on_note=on_note,
@@ -198,8 +201,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     @property
     def samples(self) -> Account | None:
         """What has become of this peer's samples (``None``: no ``target_batch`` was given)."""
-        gathering = self._averaged.gathering
-        return None if gathering is None else gathering.samples
+        accounting = self._averaged.accounting
+        return None if accounting is None else accounting.account
 
     def average(self) -> Outcome:
         """Average now, whatever the schedule says: of fragments, the next one."""

@@ -115,16 +115,31 @@ class Scheduling:
 
     def worked(self, steps: int) -> None:
         """A local step has just been taken; ``steps``: so many in all."""
+        took_s = self.pauses()
         now_s = self._peers.now_s()
-        took_s = None if self._ended_s is None else now_s - self._ended_s
-        self._computed_s += took_s or 0.0
-        self.busy_s += took_s or 0.0
-        self.spent.compute_s += took_s or 0.0
         self.spent.steps += 1
         if self._pacer is not None:  # a first step is taken to have begun with all else: better than nothing
             self._pacer.stepped(steps, now_s - self._began_s if took_s is None else took_s)
             self._paces = None
         self._ended_s = now_s
+
+    def pauses(self) -> float | None:
+        """This peer computes no longer, as another of its optimizers is to average; for how long it did."""
+        now_s = self._peers.now_s()
+        took_s = None if self._ended_s is None else now_s - self._ended_s
+        self._computed_s += took_s or 0.0
+        self.busy_s += took_s or 0.0
+        self.spent.compute_s += took_s or 0.0
+        if took_s is not None:
+            self._ended_s = now_s
+        return took_s
+
+    def resumes(self) -> None:
+        """It computes again."""
+        now_s = self._peers.now_s()
+        if self._ended_s is not None:
+            self.spent.wait_s += now_s - self._ended_s
+            self._ended_s = now_s
 
     def due(self, step: int, since: int) -> bool:
         """Whether to average now.

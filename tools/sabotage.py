@@ -2636,6 +2636,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         (TARGET, "-k", "given_to_none"),
     ),
     Sabotage(
+        "target batch: a peer's K-FAC begins rounds of factors at its own batches",
+        "src/ragtag/optim/kfac/preconditioner.py",
+        "if self._waits and not self._peers.in_step():",
+        "if False:",
+        ("tests/training/test_kfac.py", "-k", "cost_nobody"),
+    ),
+    Sabotage(
+        "target batch: a peer without a batch takes no part in rounds of factors",
+        "src/ragtag/optim/kfac/preconditioner.py",
+        "                self._do(missed)",
+        "                pass",
+        ("tests/training/test_kfac.py", "-k", "cost_nobody"),
+    ),
+    Sabotage(
         "target batch: of several optimizers only the one that leads averages",
         "src/ragtag/training/optimizer/siblings.py",
         "[each for each in self._towards if each.found]",

@@ -447,6 +447,49 @@ def test_towards_a_target_batch_replicas_stay_the_same(slowest_s: float) -> None
         assert [at for at in sorted(common) if not torch.equal(seen[at], first[at])] == []
 
 
+@pytest.mark.parametrize("faults", [Faults(latency_s=0.005), Faults(latency_s=0.005, loss=Loss(0.05))])
+def test_towards_a_target_batch_factors_cost_nobody_a_gradient(faults: Faults) -> None:
+    """All begin their rounds of factors where the crew takes its step, also a peer that has none to give: one
+    that began them at a batch of its own was silent there, and then rounds of gradients did not wait for it.
+    """
+
+    def counts(with_kfac: bool) -> list[tuple[float, float, int]]:
+        def train(peer: SimulatedTransport) -> tuple[float, float, int]:
+            model = net()
+            inner = Watched(model, 0.05)
+            notes: list[tuple[str, str]] = []
+            optimizer, kfac = made(
+                peer,
+                model,
+                inner,
+                method="allreduce",
+                factors=None,
+                target_batch=48,
+                weight=6,
+                on_note=lambda layer, what: notes.append((layer, what)),
+            )
+            if not with_kfac:
+                kfac.close()
+            number = 0
+            while (outcome := optimizer.outcome) is None or outcome.round < 30:
+                peer.pause((0.05, 0.08, 0.08, 0.4)[peer.me])
+                x, y = batch(number, own_part(peer.me % 3, 0))
+                optimizer.zero_grad()
+                functional.cross_entropy(model(x), y).backward()
+                if with_kfac:
+                    kfac.step()
+                optimizer.step()
+                number += 1
+            of = optimizer.samples
+            assert of is not None
+            assert notes == [], "nor is a peer that computes no batch told that its passes are not seen"
+            return of.computed, of.counted, of.steps
+
+        return [one for one in SimulatedCrew(4, faults, seed=1).run(train) if one is not None]
+
+    assert counts(True) == counts(False)
+
+
 def test_a_second_owner_decomposes_for_one_that_lives_and_is_silent() -> None:
     """Peer 1 trains on, and publishes nothing from its 9th step on."""
 

@@ -22,7 +22,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -82,6 +82,25 @@ class _Job:
 
     future: Future[_Made]
     rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a step has to do beside preconditioning.
+
+    at: its number. opened: it takes passes in. samples: how much its factors count; ``None``: by the passes.
+    """
+
+    at: int
+    opened: bool
+    decay: float
+    damping: float
+    samples: float | None
+
+    def with_more(self, samples: float | None) -> _Work:
+        """One more batch has gone into it."""
+        more = None if samples is None or self.samples is None else self.samples + samples
+        return replace(self, samples=more)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,6 +265,7 @@ class KFAC:
         self._now: tuple[int, float, float | None] | None = None  # the step under way: number, damping, clip
         self._taken = self._peers.taken()  # the crew's number of the last step that was counted
         self._job: _Job | None = None
+        self._work: _Work | None = None  # of the step under way
         self._forgotten = False
         self._thread = ThreadPoolExecutor(1, "kfac") if background else None
         self._stop = threading.Event()
@@ -331,8 +351,9 @@ class KFAC:
         Call it before ``optimizer.step()``. samples: how much this peer's factors count in an average (by
         default as many as its passes had). Gradients stay as they are where one of them is not finite.
 
-        A step is one of the optimizer. Where it gathers several batches for one, calls after the first only
-        keep their passes, which go into the next step's factors.
+        A step is one of the optimizer. Where it gathers several batches for one, calls after the first keep
+        their passes, and add their ``samples``; where peers take the step together, each after as many
+        batches as it has, all of them go into its factors.
 
         Raises:
             ValueError: a setting by step, or samples, is out of range; nothing has changed then.
@@ -349,6 +370,8 @@ class KFAC:
             layer.keep()
         if self._waits and self._now is not None:  # peers may have unlike numbers of batches for one step
             self._collect()
+            if self._work is not None:
+                self._work = self._work.with_more(samples)
             return
         at = self.steps
         self._lr(at)
@@ -357,29 +380,38 @@ class KFAC:
         turn, next_opened = self._inverse_every(at), self._factor_every(at + 1)
         self._look_at_shapes()
         self._collect()
-        opened = self._gate.opened and self._is_settled()
-        if opened:
+        if self._gate.opened:
             self._look_for_unseen()
         self._due |= turn
-        if self._thread is None and self._peers.in_step():
-            if opened:
-                self._fold(decay, samples)
-            if self._due:
-                self._settle()
-                self._decompose(damping)
+        work = _Work(at, self._gate.opened, decay, damping, samples)
+        if self._waits and not self._peers.in_step():
+            self._work = work  # once the optimizer steps, with all others where these take the step, too
         else:
-            if opened and not self._rounds:
-                self._fold(decay, samples)
-                self._is_settled()
-                opened = False
-            if self._due and self._job is None and self._rounds:
-                self._decompose(damping)
-            if opened:
-                self._fold(decay, samples)
+            self._do(work)
         self._now = (at, damping, kappa)
         if not self._waits:
             self._precondition()
         self.steps, self._gate.opened = at + 1, next_opened
+
+    def _do(self, work: _Work) -> None:
+        """Take the passes in, begin an average of factors, and decompose what is due."""
+        self._work = None
+        damping, opened = work.damping, work.opened and self._is_settled()
+        if self._thread is None and self._peers.in_step():
+            if opened:
+                self._fold(work)
+            if self._due:
+                self._settle()
+                self._decompose(damping, work.at)
+        else:
+            if opened and not self._rounds:
+                self._fold(work)
+                self._is_settled()
+                opened = False
+            if self._due and self._job is None and self._rounds:
+                self._decompose(damping, work.at)
+            if opened:
+                self._fold(work)
 
     def _require_alone(self) -> None:
         """Two on one layer in an optimizer's steps would precondition its gradient twice.
@@ -417,10 +449,10 @@ class KFAC:
                     "not called as a module, or was compiled and called before K-FAC was made",
                 )
 
-    def _fold(self, decay: float, samples: float | None) -> None:
+    def _fold(self, work: _Work) -> None:
         seen = max((layer.samples for layer in self._layers.values()), default=0)
         before = {name: layer.folded for name, layer in self._layers.items()}
-        finite = fold(list(self._layers.values()), decay)
+        finite = fold(list(self._layers.values()), work.decay)
         for name, good in zip(self._layers, finite, strict=True):
             if not good:
                 self.dropped += 1
@@ -430,7 +462,7 @@ class KFAC:
             for name, (layer, side) in self._sides.items()
             if layer.folded > before[layer.name]
         }
-        self._round = self._peers.average(factors, float(seen) if samples is None else samples)
+        self._round = self._peers.average(factors, float(seen) if work.samples is None else work.samples)
 
     def _is_settled(self) -> bool:
         """Take the average under way, unless others at their own pace are to be waited for: passes go on into
@@ -451,14 +483,14 @@ class KFAC:
                 layer.factors[side] = mean.to(layer.factors[side])
                 layer.folded = max(layer.folded, 1)  # by others' passes
 
-    def _decompose(self, damping: float) -> None:
-        due = set(self._peers.mine(self.steps))
+    def _decompose(self, damping: float, at: int) -> None:
+        due = set(self._peers.mine(at))
         factors = {
             name: block.factors for name, block in self._blocks.items() if block.layer.folded and name in due
         }
         self._due = False
         if self._thread is None:
-            self._publish(_decomposed_all(factors, self._form, damping, self._stop), self._rounds)
+            self._publish(_decomposed_all(factors, self._form, damping, self._stop), self._rounds, at)
         else:
             future = self._thread.submit(_decomposed_all, factors, self._form, damping, self._stop)
             self._job = _Job(future, self._rounds)
@@ -467,10 +499,10 @@ class KFAC:
         job = self._job
         if job is not None and job.future.done():
             self._job = None
-            self._publish(job.future.result(), job.rounds)
+            self._publish(job.future.result(), job.rounds, self.steps)
 
-    def _publish(self, made: _Made, rounds: int) -> None:
-        self._peers.publish(made.bases, made.took_s, self._rounds - rounds, self.steps)
+    def _publish(self, made: _Made, rounds: int, at: int) -> None:
+        self._peers.publish(made.bases, made.took_s, self._rounds - rounds, at)
         for basis, what in made.odd.items():
             self._note(self._blocks[basis].layer.name, what)
 
@@ -482,8 +514,14 @@ class KFAC:
         already is left as it is.
         """
         told, taken = self._now is not None, self._peers.taken()
-        if not told and taken != self._taken:
-            self.went_on(1)  # a step of the crew for which this peer's batch came too late
+        if not told and taken != self._taken:  # a step of the crew for which this peer's batch came too late
+            at = self.steps
+            missed = _Work(at, self._gate.opened, self._decay(at), self._damping(at), None)
+            self.went_on(1)
+            if not self._peers.in_step():
+                self._do(missed)  # the others wait for what it has to add, which may be nothing
+        elif self._work is not None:
+            self._do(self._work)
         self._taken = taken
         at, damping, kappa = self._now or self._before()
         self._now = None
@@ -623,7 +661,7 @@ class KFAC:
             layer.forget()
         self.steps, self._due, self._gate.opened = steps, due, opened
         self._taken = self._peers.taken()
-        self._job, self._round = None, None
+        self._job = self._round = self._work = None
 
 
 def _warn(what: str) -> None:

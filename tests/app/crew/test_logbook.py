@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from ragtag.app.tracefile import TraceWriter, read_run
 from ragtag.core import trace
 from ragtag.core.channels import channel_of
 from ragtag.core.types import Audited
+from ragtag.protocols.rounds.robust import TrimmedMean
 from ragtag.training.state.whole import Finished, Stand
 from tests.core.test_arrival import outcome
 
@@ -153,6 +155,32 @@ def test_what_a_guard_made_of_shares_is_told_every_ten_seconds_and_at_the_end(
     html = build_report(tmp_path).read_text()
     assert "<h2>Guard</h2>" in html
     assert "Chunks without an average, since too few shares came: 5." in html
+
+
+def test_that_there_are_too_few_peers_for_a_guard_is_said_once_and_when_that_is_over(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = SimpleNamespace(node=SimpleNamespace(live=frozenset(range(5))))
+    writer = TraceWriter(tmp_path / "peer-00.jsonl")
+    book = logbook.Logbook(Place(0, 5, "otters"), crowd, writer, 0.0, {}, lambda: 0)  # type: ignore[arg-type]
+
+    def round_(peers: int, averaged: bool) -> None:
+        crowd.node.live = frozenset(range(peers))
+        book.record_guarded(TrimmedMean(0.2), replace(outcome([{0}]), averaged=np.array([averaged])))
+
+    for peers, averaged in ((5, True), (5, False), (3, True), (2, False), (2, False), (1, False), (3, False)):
+        round_(peers, averaged)
+    assert (
+        caplog.text.count("unguarded as 2 peers are left: 1 may lie, and an average takes the shares of 3")
+        == 1
+    )
+    assert "guarded again" not in caplog.text, "no average has come yet"
+    round_(4, True)
+    round_(4, True)
+    writer.close()
+    notes = records(tmp_path, trace.Note)
+    assert [note.what for note in notes] == ["unguarded", "guarded again"]
+    assert notes[1].detail == "by averages of 4 peers"
 
 
 def test_a_peer_ends_at_the_round_up_to_which_it_kept_up(clock: Clock, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ragtag.core.types import Audited, Noted, Outcome, PeerId
 from ragtag.network.driver.driver import Driver
 from ragtag.network.link.sealed import SealedLink
 from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.protocols.rounds.robust import RobustMean, shares_for
 from ragtag.training.align.plan import Aligned
 from ragtag.training.optimizer.averaged import AveragedModel
 from ragtag.training.samples.ledger import EpochReport
@@ -86,6 +87,7 @@ class Logbook:
         self._private: PrivateTraining | None = None
         self._private_s = -math.inf
         self._audits: dict[int | str, Audit] = {}  # by what is averaged
+        self._unguarded = set[int]()  # channels of which there is no average, by their guard
         self._contributions = Contributions()
         self._whose: dict[PeerId, tuple[str, int]] = {}  # each seat's person and process: the last one's
         self._persons_s = self._looked_s = -math.inf  # when they were recorded, and looked at
@@ -299,6 +301,21 @@ class Logbook:
         if late:
             self._persons_s = now_s
             self.record(self._contributions.told(self.now_s(), self._rank))
+
+    def record_guarded(self, guard: RobustMean, outcome: Outcome) -> None:
+        """A round by a guard is over: of fewer peers than it takes there is no average, which is said."""
+        peers = 0 if self._driver is None else len(self._driver.node.live)
+        least, channel = shares_for(guard, peers), outcome.channel
+        if outcome.averaged.any():
+            if channel in self._unguarded:
+                self._unguarded.discard(channel)
+                self._say(Noted("guarded again", self._rank, f"by averages of {peers} peers"))
+        elif 1 < peers < least and channel not in self._unguarded:
+            self._unguarded.add(channel)
+            why = (
+                f"as {peers} peers are left: {least // 2} may lie, and an average takes the shares of {least}"
+            )
+            self._say(Noted("unguarded", self._rank, f"{why}; there is none until others come"))
 
     def record_guard(self, outcome: Outcome) -> None:
         """What a guard made of the shares that came to this peer, every ``AUDIT_EVERY_S``."""

@@ -322,6 +322,8 @@ class Peer:
         self.log.record_align(averaged)
         self.log.record_target(averaged)
         self.log.record_guard(outcome)
+        if averaged.asked.guard is not None:
+            self.log.record_guarded(averaged.asked.guard, outcome)
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace. A peer whose place was given away meanwhile joins anew."""

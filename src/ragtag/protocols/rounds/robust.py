@@ -316,16 +316,21 @@ def liars_among(guard: RobustMean, peers: int) -> int:
     return math.ceil(guard.liars * peers - 1e-9)
 
 
+def shares_for(guard: RobustMean, peers: int) -> int:
+    """Of how many peers an average takes the shares, in a crew of so many: there is none of fewer."""
+    return 2 * liars_among(guard, peers) + 1
+
+
 def require_enough(guard: RobustMean, peers: int) -> None:
     """Raise ValueError where the shares of all of so many peers are too few for any average."""
-    f = liars_among(guard, peers)
-    if peers >= 2 * f + 1:
+    least = shares_for(guard, peers)
+    if peers >= least:
         return
     may = (peers - 1) // 2 * 100 // peers  # rounded down, so that what is said will do
     instead = (
         f"write liars={may / 100:g} or less" if may else "begin with 3 peers or more, or leave out guard"
     )
     raise ValueError(
-        f"guard={guard!r}: of {peers} peers {f} may lie, and an average takes the shares of {2 * f + 1}, so "
-        f"there would be none: {instead}"
+        f"guard={guard!r}: of {peers} peers {least // 2} may lie, and an average takes the shares of "
+        f"{least}, so there would be none: {instead}"
     )

@@ -435,8 +435,10 @@ def in_crew(
                 oldest = max(oldest, kfac.age or 0)
             for one in inner:
                 one.step()
+            outcome = inner[0].outcome
             for rate in rates:
-                rate.step()
+                while outcome is not None and rate.last_epoch <= outcome.round:
+                    rate.step()  # as many as the crew's steps, which were more where this peer was frozen
             took_s.append(peer.now_s() - began_s)
             if peer.me == 0 and samples.digits:
                 looks.append(samples.look(net)[0])

@@ -447,7 +447,10 @@ def test_towards_a_target_batch_replicas_stay_the_same(slowest_s: float) -> None
         assert [at for at in sorted(common) if not torch.equal(seen[at], first[at])] == []
 
 
-@pytest.mark.parametrize("faults", [Faults(latency_s=0.005), Faults(latency_s=0.005, loss=Loss(0.05))])
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(latency_s=0.005), pytest.param(Faults(latency_s=0.005, loss=Loss(0.05)), marks=pytest.mark.slow)],
+)
 def test_towards_a_target_batch_factors_cost_nobody_a_gradient(faults: Faults) -> None:
     """All begin their rounds of factors where the crew takes its step, also a peer that has none to give: one
     that began them at a batch of its own was silent there, and then rounds of gradients did not wait for it.

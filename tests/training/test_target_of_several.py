@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -167,23 +168,34 @@ def test_steps_of_two_optimizers_are_those_of_one_process(order: tuple[str, ...]
         assert not {why for of in peer.samples.values() for why in of.dropped} - {ENDED}
 
 
-@pytest.mark.parametrize("critic", [0, 1, 3])
+FAULTS = {
+    "calm": Faults(latency_s=0.005),
+    "loss": Faults(latency_s=0.005, loss=Loss(0.1)),
+    "death": Faults(latency_s=0.005, loss=Loss(0.02), crashes=(Crash(1, 1.1),)),
+    "freeze": Faults(latency_s=0.005, freezes=(Freeze(2, 0.8, 1.5),)),
+}
+QUICK = {("loss", 0), ("death", 3), ("freeze", 1)}
+
+
+@cache
+def calm_s(rounds: int, critic: int) -> float:
+    """How long the crew takes where nothing fails."""
+    return max(peer.took_s for peer in peers_of(FAULTS["calm"], rounds, critic=critic))
+
+
 @pytest.mark.parametrize(
-    "faults",
+    ("world", "critic"),
     [
-        Faults(latency_s=0.005),
-        Faults(latency_s=0.005, loss=Loss(0.1)),
-        Faults(latency_s=0.005, loss=Loss(0.02), crashes=(Crash(1, 1.1),)),
-        Faults(latency_s=0.005, freezes=(Freeze(2, 0.8, 1.5),)),
+        pytest.param(world, critic, marks=() if (world, critic) in QUICK else pytest.mark.slow)
+        for world in FAULTS
+        for critic in (0, 1, 3)
     ],
-    ids=["calm", "loss", "death", "freeze"],
 )
-def test_peers_never_wait_for_each_other_crosswise(faults: Faults, critic: int) -> None:
+def test_peers_never_wait_for_each_other_crosswise(world: str, critic: int) -> None:
     """Where each decided for itself, half of all averages had one peer, and each took a deadline."""
-    rounds, frozen_s = 24, sum(freeze.for_s for freeze in faults.freezes)
-    calm_s = max(peer.took_s for peer in peers_of(Faults(latency_s=0.005), rounds, critic=critic))
-    for peer in peers_of(faults, rounds, critic=critic):
-        assert peer.took_s <= 1.5 * calm_s + frozen_s
+    rounds, frozen_s = 24, sum(freeze.for_s for freeze in FAULTS[world].freezes)
+    for peer in peers_of(FAULTS[world], rounds, critic=critic):
+        assert peer.took_s <= 1.5 * calm_s(rounds, critic) + frozen_s
         assert peer.longest_s <= 0.6 * (critic + 1) + frozen_s
         if critic <= 1:
             assert alone(peer) <= 0.1 * len(peer.outcomes)

@@ -178,15 +178,16 @@ def main() -> None:
     rows = [crew(world, seed) for world in asked.worlds for seed in range(asked.seeds)]
     of = {world: [row for row in rows if row["world"] == world] for world in asked.worlds}
     steps = {world: fmean(row["reached"] for row in each) for world, each in of.items()}
-    worlds = {
-        world: {
+    worlds = [
+        {
+            "world": world,
             "steps": steps[world],
             "over_calm": steps[world] / steps["calm"] if "calm" in steps else None,
             "longest": max(row["longest"] for row in each),
             "accuracy": fmean(row["accuracy"] for row in each),
         }
         for world, each in of.items()
-    }
+    ]
     if asked.out is not None:
         found = {"peers": PEERS, "steps": STEPS, "goals": GOALS, "worlds": worlds, "rows": rows}
         asked.out.write_text(json.dumps({**made, **found}, indent=1) + "\n", encoding="utf-8")

@@ -2652,7 +2652,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "target batch: of several optimizers only the one that leads averages",
         "src/ragtag/training/optimizer/siblings.py",
-        "[each for each in self._towards if each.found]",
+        "[each for each in towards if each.found]",
         "[leads]",
         (TARGET_OF_SEVERAL,),
     ),
@@ -2672,9 +2672,9 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "target batch: beside another target, or a schedule that waits, there is nothing to say",
-        "src/ragtag/training/optimizer/optimizer.py",
-        "        siblings.require(asked)\n",
-        "",
+        "src/ragtag/training/optimizer/averaged.py",
+        "            self._siblings.require(self)\n",
+        "            pass\n",
         (TARGET_OF_SEVERAL, "-k", "refused"),
     ),
     Sabotage(

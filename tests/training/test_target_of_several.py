@@ -268,14 +268,22 @@ def test_what_would_wait_crosswise_is_refused(
     transport, models, siblings = FakeCrew(1).transport(0), made(), Siblings()
 
     def optimizer(name: str, **options: Any) -> CrewOptimizer:
-        return CrewOptimizer(
-            sgd(models[name]), transport, model=models[name], name=name, siblings=siblings, **options
-        )
+        model = models["first"]
+        return CrewOptimizer(sgd(model), transport, model=model, name=name, siblings=siblings, **options)
 
-    optimizer("first", **first)
+    def step(one: CrewOptimizer) -> None:
+        backward({"first": models["first"]}, [(0, 0)])
+        one.step()
+
+    held = [optimizer("first", **first), optimizer("second", **second)]
+    with pytest.raises(ValueError, match="another optimizer of this crew"):
+        step(held[0])
     with pytest.raises(ValueError, match=says):
-        optimizer("second", **second)
-    optimizer("second", **first)  # and what fits is taken after it
+        step(held[1])
+    held.pop(0)  # as by a notebook's cell that runs again, once the new one is made
+    step(held[0])
+    held[0] = optimizer("third", **first)
+    step(held[0])
 
 
 @pytest.mark.parametrize("options", [{"schedule": Partial(10)}, {"method": Centre()}])
@@ -284,7 +292,12 @@ def test_one_that_waits_for_nobody_may_be_beside_a_target(options: dict[str, Any
     orders: list[Callable[[Any, Any], tuple[Any, Any]]] = [lambda a, b: (a, b), lambda a, b: (b, a)]
     for order in orders:
         transport, siblings = FakeCrew(1).transport(0), Siblings()
-        for name, asked in zip(NAMES, order(TOWARDS, options), strict=True):
+        held = [
             CrewOptimizer(
                 sgd(models[name]), transport, model=models[name], name=name, siblings=siblings, **asked
             )
+            for name, asked in zip(NAMES, order(TOWARDS, options), strict=True)
+        ]
+        for optimizer, model in zip(held, models.values(), strict=True):
+            backward({"one": model}, [(0, 0)])
+            optimizer.step()

@@ -202,8 +202,10 @@ class Crew:
                 "that, which takes it as beside=[...] where nothing it learns comes from the private samples"
             )
 
+        number = len(peer.models)
+
         def told(outcome: Outcome) -> None:
-            peer.averaged(made._averaged, outcome)
+            peer.averaged(peer.models[number], outcome)  # the optimizer is the script's to let go of
             if on_outcome is not None:
                 on_outcome(outcome)
 
@@ -237,7 +239,7 @@ class Crew:
                 on_outcome=told,
                 on_ready=lambda ready: peer.begin(ready, initial),
                 on_note=peer.log.note,
-                on_step=partial(peer.stepped, len(peer.models)),
+                on_step=partial(peer.stepped, number),
                 seed=self.seed,
             )
         peer.models.append(made._averaged)

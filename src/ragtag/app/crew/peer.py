@@ -121,7 +121,7 @@ class Peer:
             round=self._round,
             busy_s=lambda: sum(model.scheduling.busy_s for model in self.models),
             report=lambda report: self.log.record_epoch(report),
-            target=lambda: None if (gathering := self.siblings.gathering) is None else gathering.target,
+            target=lambda: self.siblings.target,
         )
         self.log = Logbook(place, driver, writer, origin_s, self.names, lambda: self.data.samples)
         self._phases = phases or Phases()

@@ -91,7 +91,8 @@ class AveragedModel:
         self.accounting: Accounting | None = None
         """What has become of its samples, where there is a target batch."""
         if asked.target is not None:
-            self.gathering = siblings.gathering or Gathering(asked.target.samples, transport, on_note)
+            samples = asked.target.samples
+            self.gathering = siblings.gathering(samples) or Gathering(samples, transport, on_note)
             self.accounting = Accounting(self.gathering)
         self.scheduling = Scheduling(
             schedule_of(asked),
@@ -130,7 +131,6 @@ class AveragedModel:
             self._configure([model])
         else:
             self._look_for_modules()
-        siblings.joins(self)
 
     # -- What it is
 
@@ -202,6 +202,8 @@ class AveragedModel:
 
         skipped: its gradients overflowed; this peer takes part in the average all the same.
         """
+        if self._steps == 0:
+            self._siblings.require(self)
         if self._exchange is not None and self._steps == 0 and is_centred(self.asked.averager):
             self._exchange.average(0.0)  # all go on from one state; what one has resumed is in it
         loss = self._mode.local(closure, skipped)

@@ -155,7 +155,6 @@ class CrewOptimizer(torch.optim.Optimizer):
             late=transport.late,
         )
         siblings = Siblings() if siblings is None else siblings
-        siblings.require(asked)
         self._inner = inner
         self._adopting = True
         super().__init__(inner.param_groups, inner.defaults)
@@ -176,6 +175,7 @@ class CrewOptimizer(torch.optim.Optimizer):
             on_note=on_note,
             on_step=on_step,
         )
+        siblings.joins(self, self._averaged)
 
     def __repr__(self) -> str:
         averaged = self._averaged

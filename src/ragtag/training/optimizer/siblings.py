@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Protocol
+
+import torch
 
 from ragtag.core.types import Outcome
 from ragtag.training.exchange.central import is_centred
@@ -60,65 +64,83 @@ class Siblings:
 
     def __init__(self) -> None:
         self.corrections = Corrections()
-        self._waits = False  # one averages by another schedule, and has to wait for others in it
-        self._towards: list[Stepping] = []  # a target batch, in the order of their names: on all peers alike
+        self._made: list[tuple[weakref.ref[torch.optim.Optimizer], Stepping]] = []
 
     @property
-    def gathering(self) -> Gathering | None:
-        """Towards the crew's target batch; ``None``: no optimizer has one."""
-        return self._towards[0].gathering if self._towards else None
+    def _held(self) -> list[Stepping]:
+        """Those of optimizers that somebody holds still, in the order of their names: as on all peers."""
+        self._made = [(held, made) for held, made in self._made if held() is not None]
+        return sorted((made for _, made in self._made), key=lambda made: made.name)
 
-    def require(self, asked: Asked) -> None:
-        """One more optimizer is asked for. Raises ValueError, saying what to write: it cannot be beside those
-        that there are.
+    @property
+    def target(self) -> float | None:
+        """Samples of a step of the crew, by the last optimizer that was made with a target batch."""
+        made = [one.gathering.target for _, one in self._made if one.gathering is not None]
+        return made[-1] if made else None
+
+    def gathering(self, target: float) -> Gathering | None:
+        """Towards this target batch; ``None``: no optimizer has it."""
+        found = (made.gathering for made in self._held if made.gathering is not None)
+        return next((one for one in found if one.target == target), None)
+
+    def joins(self, optimizer: torch.optim.Optimizer, made: Stepping) -> None:
+        """One more optimizer has been made. made: what it averages."""
+        self._made.append((weakref.ref(optimizer), made))
+        if made.gathering is not None:
+            made.gathering.joined()
+
+    def require(self, made: Stepping) -> None:
+        """One of them takes its first step. Raises ValueError, saying what to write: it cannot be beside the
+        others that there are.
 
         A peer averages towards a target batch whenever the crew has it, and in other schedules after as many
         steps as these say. So it would wait in one for others, which wait in the other.
-        """
-        here = self.gathering
-        if asked.target is None:
-            if here is not None and _waits(asked):
-                raise ValueError(
-                    f"another optimizer of this crew has target_batch={here.target:g}, and this one "
-                    f"{_CROSSWISE}"
-                )
-        elif self._waits:
-            raise ValueError(
-                f"this one has target_batch={asked.target.samples:g}, and another optimizer of this crew "
-                f"{_CROSSWISE}"
-            )
-        elif here is not None and here.target != asked.target.samples:
-            raise ValueError(
-                f"target_batch={asked.target.samples:g}, and another optimizer of this crew has "
-                f"{here.target:g}: the crew makes the steps of all of them together, by one target; give "
-                "each the same"
-            )
 
-    def joins(self, made: Stepping) -> None:
-        """One more optimizer has been made."""
-        if made.gathering is None:
-            self._waits = self._waits or _waits(made.asked)
-            return
-        self._towards = sorted([*self._towards, made], key=lambda each: each.name)
-        made.gathering.joined()
+        Not when it is made: ``optimizer = crew.optimizer(...)`` lets go of an older one only after that.
+        """
+        if self._beside(made):
+            gc.collect()  # one in a cycle is nobody's any more
+        if why := self._beside(made):
+            raise ValueError(why)
+
+    def _beside(self, made: Stepping) -> str:
+        """Why it cannot be beside the others; empty: it can."""
+        here = made.gathering
+        for other in self._held:
+            there = other.gathering
+            if here is there:
+                continue
+            if here is not None and there is not None:
+                return (
+                    f"target_batch={here.target:g}, and another optimizer of this crew has {there.target:g}: "
+                    "the crew makes the steps of all of them together, by one target; give each the same"
+                )
+            if there is not None and _waits(made.asked):
+                has = f"another optimizer of this crew has target_batch={there.target:g}"
+                return f"{has}, and this one {_CROSSWISE}"
+            if here is not None and _waits(other.asked):
+                has = f"this one has target_batch={here.target:g}"
+                return f"{has}, and another optimizer of this crew {_CROSSWISE}"
+        return ""
 
     def averages(self, leads: Stepping, due: Callable[[], bool]) -> None:
         """Have all that step towards the target batch average while that is ``due``, which the one that leads
         decides. They do so one right after the other, so that no peer computes while others wait for it.
         """
-        others = [each.scheduling for each in self._towards if each is not leads]
+        towards = [each for each in self._held if each.gathering is leads.gathering]
+        others = [each.scheduling for each in towards if each is not leads]
         for scheduling in others:
             scheduling.pauses()
         # a peer that has to get into step first gathers for no step of the crew
-        while any(each.arrive is not None for each in self._towards) or due():
-            self._turn(leads)
+        while any(each.arrive is not None for each in towards) or due():
+            self._turn(leads, towards)
         for scheduling in others:
             scheduling.resumes()
 
-    def _turn(self, leads: Stepping) -> None:
+    def _turn(self, leads: Stepping, towards: list[Stepping]) -> None:
         gathering = leads.gathering
         assert gathering is not None
-        towards = [each for each in self._towards if each.found]
+        towards = [each for each in towards if each.found]
         for each in towards:
             each.prepares(aside=each is not leads)
         arrives = any(each.arrive is not None for each in towards)

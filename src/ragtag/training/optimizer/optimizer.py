@@ -98,6 +98,8 @@ class CrewOptimizer(torch.optim.Optimizer):
     Raises SchemaMismatch, naming the first tensor that differs, where another peer has another model;
     NotFinite, naming the tensor, when a value to be averaged is NaN or infinite (nothing is then sent);
     HasLeft, at a step or an average after the crew was left.
+    ValueError, at the first step, where the crew has another optimizer that would wait for peers crosswise
+    (see ``siblings``).
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler calls step() also when it wants it skipped

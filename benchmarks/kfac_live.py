@@ -47,36 +47,17 @@ def peer(folder: Path, seed: int) -> None:
     from torch.nn import functional as F
 
     import ragtag
-    from ragtag.recipes.kfac.training import (
-        BATCH,
-        FACTOR_DECAY,
-        FACTOR_EVERY,
-        GRIDS,
-        INVERSE_EVERY,
-        KFAC_NAME,
-        Images,
-        optimizers,
-        paces,
-    )
+    from ragtag.recipes.kfac.recipe import TUNED
+    from ragtag.recipes.kfac.training import BATCH, KFAC_NAME, Images, kfac_options, optimizers, paces
 
     torch.set_num_threads(1)
-    (settings,) = (one for one in GRIDS[KFAC_NAME] if (one.lr, one.damping, one.kl_clip) == (0.3, 0.1, 0.01))
-    samples = Images(None)
+    settings, samples = TUNED[KFAC_NAME], Images(None)
     net = samples.net(seed)
     (inner,) = optimizers(settings, net)
     (rate,) = paces([inner], STEPS)
     with ragtag.join() as crew:
         optimizer = crew.optimizer(inner, averager="rps+repair", model=net, average="gradients")
-        kfac = crew.kfac(
-            net,
-            inner,
-            damping=settings.damping,
-            kl_clip=settings.kl_clip,
-            factor_decay=FACTOR_DECAY,
-            factor_every=FACTOR_EVERY,
-            inverse_every=INVERSE_EVERY,
-            scaling="fisher",
-        )
+        kfac = crew.kfac(net, inner, **kfac_options(settings))
         crew.keep(rate=rate)
         part = slice(crew.rank * BATCH // PEERS, (crew.rank + 1) * BATCH // PEERS)
         looks, took_s, oldest = [], [], 0

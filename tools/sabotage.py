@@ -2652,8 +2652,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "target batch: of several optimizers only the one that leads averages",
         "src/ragtag/training/optimizer/siblings.py",
-        "[each for each in towards if each.found]",
-        "[leads]",
+        "if each.gathering is gathering and each.found]",
+        "if each is leads]",
         (TARGET_OF_SEVERAL,),
     ),
     Sabotage(

@@ -319,18 +319,16 @@ def paces(inner: list[Optimizer], steps: int) -> list[LambdaLR]:
     return [LambdaLR(one, rate) for one in inner]
 
 
-def _kfac(settings: Settings, net: nn.Module, inner: Optimizer, **more: Any) -> KFAC:
-    return KFAC(
-        net,
-        inner,
-        damping=settings.damping,
-        kl_clip=settings.kl_clip,
-        factor_decay=FACTOR_DECAY,
-        factor_every=FACTOR_EVERY,
-        inverse_every=INVERSE_EVERY,
-        scaling="fisher",
-        **more,
-    )
+def kfac_options(settings: Settings) -> dict[str, Any]:
+    """What K-FAC is made with."""
+    return {
+        "damping": settings.damping,
+        "kl_clip": settings.kl_clip,
+        "factor_decay": FACTOR_DECAY,
+        "factor_every": FACTOR_EVERY,
+        "inverse_every": INVERSE_EVERY,
+        "scaling": "fisher",
+    }
 
 
 def in_one_process(settings: Settings, seed: int, steps: int, data: Path | None = None) -> TrainedNet:
@@ -340,7 +338,7 @@ def in_one_process(settings: Settings, seed: int, steps: int, data: Path | None 
     net, found, spent_s = samples.net(seed), TrainedNet(settings, seed, steps), []
     inner = optimizers(settings, net)
     rates = paces(inner, steps)
-    kfac = _kfac(settings, net, inner[0]) if settings.damping else None
+    kfac = KFAC(net, inner[0], **kfac_options(settings)) if settings.damping else None
     for step, (x, y) in zip(range(1, steps + 1), samples.batches(seed), strict=False):
         began_s = time.process_time()
         for one in inner:
@@ -418,7 +416,7 @@ def in_crew(
                 )
                 return crews[0]
 
-            kfac = _kfac(settings, net, plain[0], communicator=joined)
+            kfac = KFAC(net, plain[0], communicator=joined, **kfac_options(settings))
             keeps.keeper.keep(kfac=kfac, tensors=crews[0].tensors)
         part = slice(peer.me * BATCH // crew.peers, (peer.me + 1) * BATCH // crew.peers)
         took_s, looks = list[float](), list[float]()

@@ -69,8 +69,7 @@ class Siblings:
     @property
     def _held(self) -> list[Stepping]:
         """Those of optimizers that somebody holds still, in the order of their names: as on all peers."""
-        self._made = [(held, made) for held, made in self._made if held() is not None]
-        return sorted((made for _, made in self._made), key=lambda made: made.name)
+        return sorted((made for held, made in self._made if held() is not None), key=lambda made: made.name)
 
     @property
     def target(self) -> float | None:
@@ -127,26 +126,21 @@ class Siblings:
         """Have all that step towards the target batch average while that is ``due``, which the one that leads
         decides. They do so one right after the other, so that no peer computes while others wait for it.
         """
-        towards = [each for each in self._held if each.gathering is leads.gathering]
+        gathering = leads.gathering
+        assert gathering is not None
+        towards = [each for each in self._held if each.gathering is gathering and each.found]
         others = [each.scheduling for each in towards if each is not leads]
         for scheduling in others:
             scheduling.pauses()
         # a peer that has to get into step first gathers for no step of the crew
         while any(each.arrive is not None for each in towards) or due():
-            self._turn(leads, towards)
+            for each in towards:
+                each.prepares(aside=each is not leads)
+            with gathering.turn(arrives=any(each.arrive is not None for each in towards)):
+                for each in sorted(towards, key=lambda each: each.arrive is None):
+                    each.turns(aside=each is not leads)
         for scheduling in others:
             scheduling.resumes()
-
-    def _turn(self, leads: Stepping, towards: list[Stepping]) -> None:
-        gathering = leads.gathering
-        assert gathering is not None
-        towards = [each for each in towards if each.found]
-        for each in towards:
-            each.prepares(aside=each is not leads)
-        arrives = any(each.arrive is not None for each in towards)
-        with gathering.turn(arrives):
-            for each in sorted(towards, key=lambda each: each.arrive is None):
-                each.turns(aside=each is not leads)
 
 
 def _waits(asked: Asked) -> bool:

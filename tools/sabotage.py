@@ -96,7 +96,7 @@ REPLICAS = ("tests/recipes/test_rps_training.py", "-k", "stacked_replicas")
 
 CORRELATION, DCORS = (
     "src/ragtag/privacy/correlation.py",
-    ("tests/privacy/test_correlation.py", "-k", "dcors and not images"),
+    ("tests/privacy/test_correlation.py", "-k", "test_it_is_dcors"),
 )
 SECAGG = "src/ragtag/protocols/secagg.py"
 DP, PRIVATE, NOISED = (
@@ -1560,6 +1560,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "return peer in search.hosts[: -(-search.tries // TRIES)]",
         "return True",
         ("tests/protocols/test_groups.py", "-k", "no_host_has"),
+    ),
+    Sabotage(
+        "joining: the probe to which peers come from their meetings is the one that is timed",
+        "src/ragtag/protocols/crew/joining.py",
+        "if first is None and took_s is not None:",
+        "if first is None and took_s is not None and took_s < 0:",
+        ("tests/simulation/test_transport.py", "-k", "measures_lines"),
+    ),
+    Sabotage(
+        "kfac: a peer that was frozen publishes for the step after its own",
+        "src/ragtag/training/kfac.py",
+        "max(self._next(step), self._steps.begun())",
+        "max(self._next(step), self._steps.begun() * 0)",
+        ("tests/training/test_kfac.py", "-k", "frozen_publishes and 1.52"),
     ),
     Sabotage(
         "groups: a probe leaves a host's wait as it was before it",

@@ -694,11 +694,22 @@ def _() -> None:
         assert kinds(agreed(way)) == [PhaseOver, ProbeRound]
 
 
+@row("ChannelWay", "probing", "Timed, the first one")
+def _() -> None:
+    way = probing()
+    assert way(Timed(0.5, 0.01))[0] == ProbeRound(PROBE_CHUNKS, DEADLINE_S)
+    assert way(Timed(0.1, 0.01)) == [IsOpen(0.1 * CHUNKS / PROBE_CHUNKS, late=False)], (
+        "as the second one took"
+    )
+
+
 @row("ChannelWay", "probing", "Timed; timer probing")
 def _() -> None:
-    assert probing()(Timed(0.5, 0.01)) == [IsOpen(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
     assert probing()(Timed(None, 0.01)) == [IsOpen(0.02 * CHUNKS / PROBE_CHUNKS, late=False)]
     assert kinds(probing().timer()) == [IsOpen]
+    way = probing()
+    way(Timed(0.5, 0.01))
+    assert way(Timed(None, 0.01)) == [IsOpen(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
 
 
 @row("ChannelWay", "open", "Fetching")

@@ -14,6 +14,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Crash, Faults, Freeze, Loss, OwnLine, Partition, Slow, Window
 from ragtag.core.schema import Schema, SchemaMismatch, TensorSpec
 from ragtag.core.types import Floats, Outcome, PeerSet
+from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager, Channel
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.reduce import Values
@@ -56,6 +57,24 @@ def trained(peer: SimulatedTransport, steps: int = 20, **options: object) -> tup
         optimizer.step()
         ended_s.append(peer.now_s())
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist(), ended_s
+
+
+def test_a_probe_measures_lines_and_not_how_far_apart_meetings_end() -> None:
+    """Where a hello is lost it is told again after .1 s, and one peer is so much later than the others."""
+
+    def probed(peer: SimulatedTransport) -> list[float]:
+        trained(peer, 1)
+        channels = peer._node.channels.values()
+        return [
+            one.budgets.gather.probe_s
+            for one in channels
+            if isinstance(one, Rounds) and not one._channel.passing
+        ]
+
+    for seed in range(4):
+        lines = Faults(latency_s=0.001, rate_bytes_per_s=1e8, loss=Loss(0.05))
+        for found in SimulatedCrew(4, lines, seed=seed, cost=ComputeCost(STEP_S)).run(probed):
+            assert found and max(found) < 0.01, "a few round trips of 2 ms"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -21,9 +20,10 @@ from ragtag.codecs.dense import int8
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.optim.kfac.placement import LayerSize
 from ragtag.optim.kfac.preconditioner import KFAC
+from ragtag.recipes.abreast import Keeps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
-from ragtag.training.kfac import COSTS, CrewCommunicator, Rows, in_step, require_gradients, round_taken
+from ragtag.training.kfac import COSTS, CrewCommunicator, CrewSteps, Rows, require_gradients
 from ragtag.training.named import Newest
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
@@ -82,7 +82,8 @@ def made(
         weight=weight,
         target_batch=how.pop("target_batch", None),
     )
-    require_gradients(placement, [optimizer._averaged], inner)
+    steps = CrewSteps([optimizer._averaged], inner, peer.heard_of)
+    require_gradients(placement, steps)
 
     def joined(needs: Any) -> CrewCommunicator:
         return CrewCommunicator(
@@ -91,8 +92,7 @@ def made(
             needs,
             placement=placement,
             cost=cost,
-            taken=partial(round_taken, [optimizer._averaged], inner),
-            in_step=partial(in_step, [optimizer._averaged], inner),
+            steps=steps,
             averager=averager,
             seed=3,
         )
@@ -213,6 +213,60 @@ def test_with_loss_a_killed_and_a_frozen_owner_steps_go_on_and_ages_are_told(pla
         # rows of gradients go two ways, each of which loses a tenth; a worker is back before it is in step
         assert sum(map(bool, found["plain"][5:])) < (10 if placement == "communication" else 0.2 * 105 + 15)
         assert sum(found["losses"][60:80]) < 0.7 * sum(found["losses"][:20])
+
+
+def wide_net() -> nn.Sequential:
+    """Of several chunks, so that each peer owns some."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 16, 3, stride=2, padding=1)
+    return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 5))
+
+
+@pytest.mark.parametrize("frozen_s", [1.52, pytest.param(1.65, marks=pytest.mark.slow)])
+def test_a_peer_that_was_frozen_publishes_bases_for_a_step_to_come(frozen_s: float) -> None:
+    """It made them before, for a step that the others have long taken. These would begin to use them at
+    different steps, as they come.
+    """
+
+    late = []
+
+    class Steps(CrewSteps):
+        def begun(self) -> int:
+            late.append(super().begun() - (self.taken() or 0) > 5)
+            return super().begun()
+
+    def train(peer: SimulatedTransport) -> dict[int, torch.Tensor]:
+        model, after, keeps = wide_net(), dict[int, torch.Tensor](), Keeps(peer, 3)
+        inner = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+        optimizer = CrewOptimizer(
+            inner, peer, model=model, average="gradients", method="rps+repair", **keeps.hooks
+        )
+        steps, crews = Steps([optimizer._averaged], inner, peer.heard_of), list[CrewCommunicator]()
+
+        def joined(needs: Any) -> CrewCommunicator:
+            crews.append(CrewCommunicator(peer, "kfac", needs, steps=steps, seed=3))
+            return crews[0]
+
+        kfac = KFAC(model, inner, communicator=joined, **SETTINGS)
+        keeps.keeper.keep(kfac=kfac, tensors=crews[0].tensors)
+        for step in range(56):
+            peer.compute()
+            x, y = batch(step, own_part(peer.me, step))
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            kfac.step()
+            optimizer.step()
+            if optimizer.outcome is not None:
+                after[optimizer.outcome.round] = nn.utils.parameters_to_vector(model.parameters()).detach()
+        return after
+
+    first, *others = crew(4, freezes=(Freeze(2, 1.12, frozen_s),)).run(train)
+    assert first is not None and any(late)
+    for other in others:
+        assert other is not None
+        common = [at for at in other if at in first and at < 55]
+        assert [at for at in common if not torch.equal(other[at], first[at])] == []
+        assert max(common) > 50
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

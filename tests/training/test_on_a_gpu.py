@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from ragtag.training.align.plan import Align
 from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.central import Centre
 from ragtag.training.exchange.compress import TopK
-from ragtag.training.kfac import CrewCommunicator, round_taken
+from ragtag.training.kfac import CrewCommunicator, CrewSteps
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -232,8 +231,8 @@ def test_kfac_comes_to_the_same(placement: Any) -> None:
             optimizer = CrewOptimizer(inner, peer, model=model, method=AllReduce(), **G)
 
             def joined(needs: Any) -> CrewCommunicator:
-                taken = partial(round_taken, [optimizer._averaged], inner)
-                how: dict[str, Any] = {"placement": placement, "cost": "compute", "taken": taken}
+                steps = CrewSteps([optimizer._averaged], inner, peer.heard_of)
+                how: dict[str, Any] = {"placement": placement, "cost": "compute", "steps": steps}
                 return CrewCommunicator(peer, "kfac", needs, averager=AllReduce(), seed=3, **how)
 
             kfac = KFAC(model, inner, communicator=joined, damping=0.01, factor_every=1, inverse_every=4)

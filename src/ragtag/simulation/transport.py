@@ -80,7 +80,7 @@ from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.allreduce import ring
-from ragtag.protocols.rounds.rps import rps
+from ragtag.protocols.rounds.rps import rps_repair
 from ragtag.protocols.transfer.snapshots import Shelf
 from ragtag.protocols.transfer.types import Fetched, Finished, GaveUp, Need, TransferError
 from ragtag.simulation.cost import ComputeCost
@@ -625,7 +625,7 @@ class SimulatedTransport(Posting):
             _, topic, told = self._forms.add(form)
             self.post_soon(topic, told)
         crew.opens(channel, method, codec, schema)
-        by = rps if self.n <= PEERS_MAX else method
+        by = rps_repair if self.n <= PEERS_MAX else method
         probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True, among=there)
         probe = channel_of(f"{channel}/probe")
         node.configure(probe, probes)

@@ -79,14 +79,57 @@ class _Coming:
     late: int
 
 
+@dataclass(frozen=True, slots=True)
+class CrewSteps:
+    """The steps of an inner optimizer, by the averages of the crew's optimizer that it is in.
+
+    models: of all the crew's optimizers, of which one may be made later than what asks.
+    inner: the optimizer that is meant.
+    heard_of: the newest round of a channel of which anything has come; -1: none.
+    """
+
+    models: Iterable[AveragedModel] = ()
+    inner: torch.optim.Optimizer | None = None
+    heard_of: Callable[[int], int] = lambda channel: -1
+
+    def _mine(self) -> AveragedModel | None:
+        return next((averaged for averaged in self.models if averaged.inner is self.inner), None)
+
+    def _with_all(self) -> AveragedModel | None:
+        """The same, where its steps are the same at all peers."""
+        averaged = self._mine()
+        return averaged if averaged is not None and averaged.averages_gradients else None
+
+    def taken(self) -> int | None:
+        """The round of the last average of gradients by which all peers have taken the same step (-1: there
+        was none yet); ``None``: each peer takes its own steps.
+        """
+        averaged = self._with_all()
+        if averaged is None:
+            return None
+        return -1 if averaged.outcome is None else averaged.outcome.round
+
+    def begun(self) -> int:
+        """The newest round of these averages that another peer is known to have begun (-1: none)."""
+        averaged = self._with_all()
+        return -1 if averaged is None else self.heard_of(averaged.channel)
+
+    def in_step(self) -> bool:
+        """Whether no peer goes on to its next steps without the others."""
+        averaged = self._mine()
+        if averaged is None:
+            return True
+        asked = averaged.asked
+        at_once = asked.averager.kind == "at once" and not asked.averager.quorum
+        return at_once and asked.between is not None and not asked.partial
+
+
 class CrewCommunicator:
     """A ``Communicator`` of one K-FAC on a crew's transport.
 
     placement: "communication" (all peers are workers of all layers), "memory" (one is), or a share between.
     cost: by which bases have their owners; the same on all peers.
-    taken: the round of the last average of gradients by which all peers have taken the same step (-1: none);
-        ``None``: each takes its own.
-    in_step: whether peers wait for each other at each step.
+    steps: of the optimizer whose gradients it preconditions (``None``: each peer takes its own).
     averager: of factors, and of gradients. codec: how factors and bases travel.
     The others: as for ``NamedTensors``.
 
@@ -102,8 +145,7 @@ class CrewCommunicator:
         *,
         placement: Placement = "communication",
         cost: PlacementCost = "compute",
-        taken: Callable[[], int | None] = lambda: None,
-        in_step: Callable[[], bool] = lambda: True,
+        steps: CrewSteps | None = None,
         averager: Averager | str | None = None,
         codec: Codec | DenseName | None = None,
         seed: int = 0,
@@ -114,8 +156,8 @@ class CrewCommunicator:
         on_publish: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport, self._needs = transport, needs
-        self._share, self.taken = share_of(placement), taken
-        self.in_step, self.require_in = in_step, require_in
+        self._share, self._steps, self.require_in = share_of(placement), steps or CrewSteps(), require_in
+        self.taken, self.in_step = self._steps.taken, self._steps.in_step
         if cost not in get_args(PlacementCost):
             raise ValueError(f'K-FAC: cost is {cost!r}; give "compute", "memory" or "measured"')
         if (DENSE[codec] if isinstance(codec, str) else codec) is int8:
@@ -212,7 +254,9 @@ class CrewCommunicator:
             self._measured.took(took_s)
             if self._publishes_costs:
                 given[COSTS] = self._costs_to_come(self._measured)
-        begin = self._next(step) + (1 if self.in_step() else AHEAD_OWN_PACE)
+        # the others may have gone on while this peer was frozen
+        following = max(self._next(step), self._steps.begun())
+        begin = following + (1 if self.in_step() else AHEAD_OWN_PACE)
         stamps = torch.tensor([*_digits(begin), *_digits(min(late, STEPS_MAX - 1))], device="cpu")
         self.tensors.publish(
             {
@@ -402,33 +446,9 @@ def share_of(placement: Placement) -> float:
     )
 
 
-def round_taken(models: Iterable[AveragedModel], inner: torch.optim.Optimizer) -> int | None:
-    """The round of the last average of gradients by which a crew's inner optimizer took its step (-1: there
-    was none yet); ``None``: its steps are not the same at all peers.
-
-    models: of the crew's optimizers, of which one may be made later than what asks.
-    """
-    for averaged in models:
-        if averaged.inner is inner and averaged.averages_gradients:
-            return -1 if averaged.outcome is None else averaged.outcome.round
-    return None
-
-
-def in_step(models: Iterable[AveragedModel], inner: torch.optim.Optimizer) -> bool:
-    """Whether no peer's optimizer goes on to its next steps without the others. models: as above."""
-    for averaged in models:
-        asked = averaged.asked
-        if averaged.inner is inner:
-            at_once = asked.averager.kind == "at once" and not asked.averager.quorum
-            return at_once and asked.between is not None and not asked.partial
-    return True
-
-
-def require_gradients(
-    placement: Placement, models: Iterable[AveragedModel], inner: torch.optim.Optimizer
-) -> None:
+def require_gradients(placement: Placement, steps: CrewSteps) -> None:
     """Raise ValueError where peers would take each other's gradients that are not of one mean."""
-    if share_of(placement) < 1 and round_taken(models, inner) is None:
+    if share_of(placement) < 1 and steps.taken() is None:
         raise ValueError(
             f"K-FAC: with placement {placement!r} peers take preconditioned gradients from each other, which "
             'is for gradients that all of them average: crew.optimizer(..., average="gradients") by '

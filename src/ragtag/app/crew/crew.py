@@ -40,11 +40,10 @@ from ragtag.training.coherence import Coherence
 from ragtag.training.exchange.compress import TopK
 from ragtag.training.kfac import (
     CrewCommunicator,
+    CrewSteps,
     Placement,
     PlacementCost,
-    in_step,
     require_gradients,
-    round_taken,
 )
 from ragtag.training.named import NamedTensors, Shape
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -493,6 +492,7 @@ class Crew:
         peer = self._peer
         peer.require_in("crew.kfac(...)")
         inner = optimizer.inner if isinstance(optimizer, CrewOptimizer) else optimizer
+        steps = CrewSteps(peer.models, inner, peer.transport.heard_of)
 
         def told(outcome: Outcome) -> None:
             peer.record_round(outcome)
@@ -510,8 +510,7 @@ class Crew:
                 needs,
                 placement=placement,
                 cost=cost,
-                taken=partial(round_taken, peer.models, inner),
-                in_step=partial(in_step, peer.models, inner),
+                steps=steps,
                 averager=averager,
                 codec=codec,
                 seed=self.seed,
@@ -526,7 +525,7 @@ class Crew:
 
         here: list[KFAC] = []
         crews: list[CrewCommunicator] = []
-        require_gradients(placement, peer.models, inner)
+        require_gradients(placement, steps)
         if PRIVATE in peer.keeper.extra:
             raise ValueError(
                 "crew.kfac: its factors are of samples, which no noise hides, beside crew.private"

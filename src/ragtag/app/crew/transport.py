@@ -64,7 +64,7 @@ from ragtag.protocols.crew.standing import Standing
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
-from ragtag.protocols.rounds.rps import rps
+from ragtag.protocols.rounds.rps import rps, rps_repair
 
 PROBE = 254
 """The channel of probes."""
@@ -403,7 +403,7 @@ class DriverTransport:
             method, codec, chunks, deadline_s, rtt_s, reuse=True, fragments=parts,
             edges=schema.edges(codec.elements), assisted=form.assisted, among=there,
         )  # fmt: skip
-        by = rps if self.n <= PEERS_MAX else method
+        by = rps_repair if self.n <= PEERS_MAX else method
         probe = Channel(
             by, fp32, opening.probe_chunks, probe_s=deadline_s, rtt_s=rtt_s, passing=True, among=there
         )

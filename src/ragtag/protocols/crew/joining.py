@@ -49,6 +49,7 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     schema     Heard, it or the channel is late  open       Left, PhaseOver schema, IsOpen
     schema     timer schema                      as Heard, nobody
     agreeing   Heard; timer agreeing             probing or open, as from schema
+    probing    Timed, the first one              probing    ProbeRound
     probing    Timed; timer probing              open       IsOpen
     open       Fetching                          state
     state      StateHere                         heard      PhaseOver state, TakesPart
@@ -88,8 +89,8 @@ few times in each period. No round trip is known yet, so this follows from RFC 6
 was let in by others that have no seats waits as long before it begins the crew with them. They may be
 newcomers, which it overheard before it could hear of the crew."""
 SEATS_TRIED_MAX = 16
-PROBE_CHUNKS = 1024
-"""About a megabyte: long against a round trip, short against a model."""
+PROBE_CHUNKS = 512
+"""About half a megabyte: long against a round trip, short against a model."""
 _RTT_MIN_S = 1e-4
 _TOOK_MIN_S = 1e-6
 
@@ -785,6 +786,7 @@ class ChannelWay:
         self.state = _State.NEW
         self._since_s = 0.0
         self._rtt_s, self._heard_of = 0.0, -1
+        self._first_took_s: float | None = None
 
     def step(self, now_s: float, event: ChannelEvent) -> list[ChannelEffect]:
         """Take one event and say what to do."""
@@ -799,7 +801,7 @@ class ChannelWay:
             self._rtt_s, self._heard_of = event.rtt_s, event.heard_of
             return self._agreed(now_s)
         if isinstance(event, Timed) and state is _State.PROBING:
-            return self._timed(event)
+            return self._timed(now_s, event)
         if isinstance(event, Fetching) and state is _State.OPEN:
             self.state, self._since_s = _State.STATE, now_s
             return []
@@ -825,7 +827,7 @@ class ChannelWay:
         if self.state is _State.AGREEING:
             return self._agreed(now_s)
         if self.state is _State.PROBING:
-            return self._timed(Timed(None, self._rtt_s))
+            return self._timed(now_s, Timed(None, self._rtt_s))
         if self.state is _State.HEARD:
             waited = f"within {self.deadline_s:g} s; going on"
             said = Say(f"nothing was heard of the crew's rounds {waited}")
@@ -900,8 +902,7 @@ class ChannelWay:
         self.state = _State.SCHEMA
         passed = self._passed(now_s, _State.PROBING)
         if not self._late and self._heard_of < 0:
-            probe = ProbeRound(self.probe_chunks, self.deadline_s)
-            return [passed, probe, self._arm(now_s + 2 * self.deadline_s)]
+            return [passed, *self._probe(now_s)]
         self.state = _State.OPEN
         opened = IsOpen(2.0 * max(_RTT_MIN_S, self._rtt_s), self._late)
         if self._late:
@@ -909,9 +910,21 @@ class ChannelWay:
         by_rtt = "this peer comes late; its first deadlines come from round trips alone"
         return [passed, Say(by_rtt, warning=False), opened]
 
-    def _timed(self, event: Timed) -> list[ChannelEffect]:
-        """The probe is over. Where a peer died in it, it lasted until its deadline and measured nothing."""
-        took_s = 2.0 * event.rtt_s if event.took_s is None else event.took_s
+    def _probe(self, now_s: float) -> list[ChannelEffect]:
+        return [ProbeRound(self.probe_chunks, self.deadline_s), self._arm(now_s + 2 * self.deadline_s)]
+
+    def _timed(self, now_s: float, event: Timed) -> list[ChannelEffect]:
+        """A probe is over. The first one brings peers into step, and the second one is timed.
+
+        Peers come to the first from meetings, which end as far apart as a lost message of theirs takes to be
+        sent again, and that is no time that values take. Where a peer died in a probe, it lasted until its
+        deadline and measured nothing.
+        """
+        first, took_s = self._first_took_s, event.took_s
+        if first is None and took_s is not None:
+            self._first_took_s = took_s
+            return self._probe(now_s)
+        took_s = took_s or first or 2.0 * event.rtt_s  # of one that was cut off the first says more
         self.state = _State.OPEN
         return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
 

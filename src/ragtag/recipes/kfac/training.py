@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -32,7 +31,7 @@ from ragtag.recipes.abreast import Keeps
 from ragtag.recipes.tasks.images import load
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
-from ragtag.training.kfac import CrewCommunicator, Placement, round_taken
+from ragtag.training.kfac import CrewCommunicator, CrewSteps, Placement
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 
 SGD_NAME, ADAMW_NAME, MUON_NAME, KFAC_NAME = "SGD", "AdamW", "Muon", "K-FAC"
@@ -410,9 +409,9 @@ def in_crew(
             crews: list[CrewCommunicator] = []
 
             def joined(needs: Needs) -> CrewCommunicator:
-                taken = partial(round_taken, [one._averaged for one in inner], plain[0])
+                pace = CrewSteps([one._averaged for one in inner], plain[0], peer.heard_of)
                 crews.append(
-                    CrewCommunicator(peer, "kfac", needs, placement=placement, taken=taken, seed=seed)
+                    CrewCommunicator(peer, "kfac", needs, placement=placement, steps=pace, seed=seed)
                 )
                 return crews[0]
 

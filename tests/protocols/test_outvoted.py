@@ -59,7 +59,7 @@ def test_clients_which_own_nothing_are_no_owners_that_have_not_gone_on_yet() -> 
     spec = Spec(
         0, 0, 0, layout_of(6, 3), (0, 1, 2), frozenset(range(9)), TINY, patience=None
     )  # fmt: skip
-    waiting = Waiting(spec)
+    waiting = Waiting(spec, frozenset({0, 1, 2}))
     waiting.begin(0.0, Begin(np.zeros((6, TINY.elements), np.float32), 1.0, frozenset(range(1, 9)), 1.0, 1.0))
     waiting.owe((3, SCATTER, 0))
     heard = np.array([0b111110111], np.uint64)

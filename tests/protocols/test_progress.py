@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragtag.core.types import Begin
-from ragtag.protocols.rounds.base import NO_VALUES, SCATTER, Spec
+from ragtag.protocols.rounds.base import GATHER, NO_VALUES, SCATTER, Spec
 from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.progress import Waiting
 from tests.protocols.harness import TINY
@@ -15,7 +15,7 @@ from tests.protocols.harness import TINY
 def waiting(n: int) -> Waiting:
     """Of peer 0, which owns block 0, right after its round has begun."""
     everybody = frozenset(range(n))
-    found = Waiting(Spec(0, 0, 0, Layout(n, n), tuple(range(n)), everybody, TINY))
+    found = Waiting(Spec(0, 0, 0, Layout(n, n), tuple(range(n)), everybody, TINY), everybody)
     giving = found.begin(0.0, Begin(NO_VALUES, 1.0, everybody - {0}, scatter_s=1.0, gather_s=1.0))
     assert giving == list(range(1, n))
     for peer in giving:
@@ -29,7 +29,7 @@ def test_copies_that_were_withheld_are_not_waited_for_but_where_all_were(
 ) -> None:
     """An owner that got none was away itself, and the others know of it by now."""
     everybody = frozenset(range(4))
-    found = Waiting(Spec(0, 0, 0, Layout(4, 4), (0, 1, 2, 3), everybody, TINY))
+    found = Waiting(Spec(0, 0, 0, Layout(4, 4), (0, 1, 2, 3), everybody, TINY), everybody)
     others = everybody - {0}
     begin = Begin(NO_VALUES, 1.0, others, scatter_s=1.0, gather_s=1.0, withheld=frozenset(withheld))
     assert found.begin(0.0, begin) == giving
@@ -80,3 +80,22 @@ def test_a_peer_that_is_past_the_round_owes_nothing_of_it_and_is_not_missed() ->
     there.passed(2)
     assert there.owed == {(1, SCATTER, 0)}
     assert there.missed() == ()
+
+
+@pytest.mark.parametrize(("owners", "missing", "again"), [({3}, {3}, True), ({2, 3}, {3}, False)])
+def test_a_peer_that_owns_nothing_waits_once_more_for_most_of_the_owners(
+    owners: set[int], missing: set[int], again: bool
+) -> None:
+    """In a small model few own anything. Such a one may wait for a peer that it has learned to be late, and
+    no other peer knows of that.
+    """
+    everybody = frozenset(range(4))
+    there = Waiting(Spec(0, 0, 0, Layout(1, 4), (3, 2, 1, 0), everybody, TINY), frozenset(owners))
+    begin = Begin(NO_VALUES, 1.0, everybody - {0}, scatter_s=1.0, gather_s=1.0, grace_s=5.0)
+    there.begin(0.0, begin)
+    there.turn_over(0.0)
+    for owner in missing:
+        there.owe((owner, GATHER, 0))
+    assert (there.wants_more(2.0) is not None) is again
+    assert there.until_s == (7.0 if again else 2.0)
+    assert there.wants_more(7.0) is None

@@ -83,6 +83,7 @@ class Why(Enum):
 class Waiting:
     """Whom one round waits for, in the stage that it is in.
 
+    owners: the peers that own a block in which there is something.
     until_s: this stage's deadline.
     owed: the shares that are waited for now.
     came: the peers from which something of this round has come.
@@ -101,8 +102,8 @@ class Waiting:
         waited for as owners only: in GATHER, by peers that give.
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+    def __init__(self, spec: Spec, owners: frozenset[PeerId]) -> None:
+        self._spec, self._owners = spec, owners
         self.stage = BEFORE
         self.begun: Begin
         self.until_s = 0.0
@@ -140,7 +141,7 @@ class Waiting:
         """
         self.stage, self.begun, self._grace_s = SCATTERING, begin, begin.grace_s
         self._began_s = now_s
-        part = self._spec.members - self._spec.auxiliary | frozenset(self._spec.owners)
+        part = self._spec.members - self._spec.auxiliary | self._owners
         self._awaited = set(begin.waiting & part - {self._spec.me})
         self.waited_for = tuple(sorted(self._awaited - self._spec.auxiliary))
         self.until_s = now_s + begin.scatter_s
@@ -229,7 +230,7 @@ class Waiting:
         Each peer's deadline comes from its own measurements. This rule makes the middle one count: a peer
         that would wait much longer goes on with those that did.
         """
-        told, awaited = self._told, self._awaited.intersection(self._spec.owners)
+        told, awaited = self._told, self._awaited & self._owners
         told[told_by] = told.get(told_by, 0) | int(np.bitwise_or.reduce(heard))
         if 2 * len(told) < len(awaited):
             return
@@ -308,10 +309,12 @@ class Waiting:
 
         The time counts from now on where this peer slept through its deadline. Those that are missing are
         asked meanwhile: this peer may be early, or most be out of reach. A peer that owns nothing has its
-        first deadline in the second stage.
+        first deadline in the second stage, and waits for owners alone. An owner may have learned, as no
+        other, that a peer comes late, and wait for it.
         """
-        few = 2 * len(_peers(self.owed)) > len(self.waited_for)
-        owns = self._spec.me in self._spec.owners
+        owns = self._spec.me in self._owners
+        awaited = self.waited_for if owns else self._awaited & self._owners
+        few = 2 * len(_peers(self.owed)) > len(awaited)
         if self._spec.quorum and owns:
             few = self._there() < self._spec.quorum
         if self.stage != (SCATTERING if owns else GATHERING) or self._grace_s <= 0 or not few:

@@ -110,7 +110,8 @@ class Stages:
         self.spec, self.content = spec, content
         self.outcome: Outcome | None = None
         self.tellers = set[PeerId]()
-        self.waiting = Waiting(spec)
+        owners = content.owners() | ({spec.me} if content.mine else set())
+        self.waiting = Waiting(spec, frozenset(owners))
         self._elsewhere: dict[int, int] = {}
         """Whose shares went into what others made of this peer's blocks, a bit each, by the block."""
         self._repair, self._repair_after, self._repair_after_until_s = repair, repair_after, 0.0

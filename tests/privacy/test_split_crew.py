@@ -192,7 +192,7 @@ def test_lines_carry_each_message_once_and_word_of_it(form: CutForm) -> None:
     messages = 2 * 5 * len(form.ways)
     told = 2 * 2  # each other peer is told of its version, and answers
     least = messages * (1 + told) * (CHUNK_BYTES + OVERHEAD_BYTES)
-    assert least <= many - few <= 1.05 * least, "word that crosses another's on its way is told again"
+    assert 0.95 * least <= many - few <= 1.05 * least, "word that crosses another's is told again, or saved"
 
 
 def test_lost_datagrams_delay_a_turn_and_change_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ragtag.core.faults import Crash, Faults, Freeze, Partition, Window
+from ragtag.core.faults import Crash, Faults, Freeze, Partition, Slow, Window
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Outer
 from ragtag.protocols.crew.standing import END
@@ -113,6 +113,15 @@ def test_one_that_was_frozen_is_in_step_again_bit_for_bit() -> None:
     assert found.alike(2, ROUNDS) and torch.equal(found.momenta[2, ROUNDS], found.momenta[0, ROUNDS])
     assert found.heard[0, ROUNDS] == {0, 1, 2}
     assert not train(faults={"freezes": (AWAY,)}, keeps=False).alike(2, ROUNDS), "else it stays apart"
+
+
+def test_one_that_made_rounds_alone_was_away_since_the_last_one_with_others() -> None:
+    """It had the time of one step to fetch the state, however long that takes, and kept stale momentum."""
+    apart = Window(0.7, 1.7)
+    faults = {"partitions": (Partition(frozenset({2}), apart),), "slow": (Slow(2, 3.0, apart),)}
+    found = train(faults=faults, average="models", method="rps", align=True, rounds=38)
+    assert {2} in [found.heard[2, round_] for round_ in range(13, 19)], "it went on alone"
+    assert found.said(2) == ["state"]
 
 
 def test_clients_come_late_and_come_back_as_others_do() -> None:

@@ -109,6 +109,14 @@ def test_what_does_not_load_may_be_kept_again(trained: Kept) -> None:
     assert isinstance(kept, nn.Linear) and torch.equal(more.weight, kept.weight)
 
 
+def test_a_checkpoint_that_does_not_fit_is_named(trained: Kept) -> None:
+    """A folder has several, and maybe another training's."""
+    again = Kept(trained.folder)
+    again.optimizers["a"].param_groups[0]["params"] = []
+    with pytest.raises(ValueError, match=r"checkpoint .*/peer-00-step-000030.ragtag does not fit: "):
+        again.resume()
+
+
 def test_a_later_state_is_loaded_into_what_is_kept_already(trained: Kept) -> None:
     again = Kept(trained.folder)
     again.schedule()

@@ -63,6 +63,24 @@ def test_alone_every_average_is_ones_own() -> None:
     assert (solo.me, solo.n, solo.live) == (0, 1, {0})
 
 
+# -- Going on after an interrupt
+
+
+def test_a_round_that_its_trainer_broke_off_ends_before_the_next_begins() -> None:
+    """Ctrl-C in a notebook, amid a step: the next one raised "a round of channel ... is not done yet"."""
+    schema = schema_of(400, 2)
+    values = np.zeros((schema.n_chunks(fp32.elements), fp32.elements), np.float32)
+
+    def train(transport: DriverTransport) -> Outcome:
+        transport.configure(0, schema, direct, fp32)
+        transport.start(0, values, 1.0)  # the interrupt comes before its wait() is over
+        return transport.start(0, values, 1.0).wait()
+
+    with Crew(2) as crew:
+        came = all_at_once(transports(crew), train)
+    assert [(one.round, one.heard.tolist()) for one in came.values()] == [(1, [0b11] * len(values))] * 2, came
+
+
 # -- Agreeing
 
 

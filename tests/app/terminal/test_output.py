@@ -64,6 +64,14 @@ def test_the_error_of_a_script_that_is_no_python_is_one_too() -> None:
     assert tracebacks.feed(segfault, now_s=10.0) == segfault
 
 
+def test_an_interrupt_amid_the_end_of_python_is_one_with_where_it_came() -> None:
+    where = "Exception ignored in atexit callback: <function f at 0x7f00>:"
+    tracebacks = Tracebacks()
+    assert tracebacks.feed(["before", where, TRACEBACK[0], "KeyboardInterrupt: "], now_s=10.0) == ["before"]
+    assert interrupted(tracebacks.take())
+    assert tracebacks.feed(["Exception ignored in: <function A.__del__ at 0x7f00>"], now_s=20.0) == []
+
+
 def test_a_traceback_that_a_peer_survives_is_passed_on() -> None:
     tracebacks = Tracebacks()
     assert tracebacks.feed(TRACEBACK, now_s=10.0) == []

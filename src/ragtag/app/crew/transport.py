@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -83,11 +84,12 @@ class SeatLost(Error, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class DriverPending:
-    """A round that a driver has under way."""
+    """A round that a driver has under way. ended: called once it was waited for."""
 
     future: concurrent.futures.Future[Outcome]
     driver: Driver
     overlap: Overlap
+    ended: Callable[[], None]
 
     @property
     def over(self) -> bool:
@@ -98,7 +100,9 @@ class DriverPending:
     def wait(self) -> Outcome:
         """Wait until the round is done. The machine's deadlines bound it; the driver's death ends it."""
         self.overlap.asked(self.driver.now_s())
-        return _result(self.future, self.driver)
+        outcome = _result(self.future, self.driver)
+        self.ended()
+        return outcome
 
 
 def _result(future: concurrent.futures.Future[T], driver: Driver) -> T:
@@ -314,6 +318,8 @@ class DriverTransport:
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
         self._overlaps: dict[tuple[int, bool], Overlap] = {}
+        self._begun: set[int] = set()
+        """Channels with a round that was begun, and not waited for yet."""
         self._forms = Forms()
         self.standing = Standing(self, self._living)
 
@@ -480,10 +486,16 @@ class DriverTransport:
         return publisher_of(self._driver.node, channel), self._driver.now_s()
 
     def _begin(self, ask: Average | Offer, overlaps: bool = False) -> DriverPending:
+        if ask.channel in self._begun:
+            # The trainer was interrupted (Ctrl-C in a notebook) amid the last one, and goes on. A channel has
+            # one round at a time: that one ends first, by its own deadlines; nobody takes what comes of it.
+            _result(self._driver.idle(ask.channel), self._driver)
+        self._begun.add(ask.channel)
         overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
         aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
         ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
-        return DriverPending(self._driver.average(ask), self._driver, overlap)
+        ended = partial(self._begun.discard, ask.channel)
+        return DriverPending(self._driver.average(ask), self._driver, overlap, ended)
 
     def moved(self, driver: Driver, entrance: Entrance) -> None:
         """This peer has joined anew: open on ``driver`` what was open before.

@@ -19,8 +19,11 @@ HELD_LINES_MAX = 1_000
 
 _TRACEBACK = re.compile(
     r'\s*(\+ Exception Group )?Traceback \(most recent call last\):|  File "[^"]*", line \d+$'
+    r"|Exception ignored (in|on|while)[: ]"
 )
-"""How one begins; of a script that is no Python, with the place of the error."""
+"""How one begins; of a script that is no Python, with the place of the error; of what Python could not raise
+(an interrupt amid its own end, a `__del__`), with where that was.
+"""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 

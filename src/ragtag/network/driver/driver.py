@@ -164,6 +164,20 @@ class Driver:
         self.engine.mailbox.put(begin, future)
         return future
 
+    def idle(self, channel: int) -> Future[None]:
+        """Done once no round of a channel is under way, of those that were asked for before."""
+        future: Future[None] = Future()
+
+        def look(now_s: float) -> None:
+            under_way = self.engine.promises.under_way(channel)
+            if under_way is None:
+                future.set_result(None)
+            else:
+                under_way.add_done_callback(lambda _: future.set_result(None))
+
+        self.engine.mailbox.put(look, future)
+        return future
+
     def meet(
         self,
         number: int,

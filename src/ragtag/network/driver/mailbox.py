@@ -108,6 +108,10 @@ class Promises:
         self._outcomes[channel] = future
         return True
 
+    def under_way(self, channel: int) -> Future[Outcome] | None:
+        """What a channel's round that is not done yet was promised (``None``: there is none)."""
+        return self._outcomes.get(channel)
+
     def meeting(self, number: int, future: Future[Met]) -> bool:
         """Promise what a meeting brings. ``False``: the future fails, as that meeting is not over."""
         if number in self._meetings:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
 
+from ragtag.core.arrival import others_in
 from ragtag.core.types import Noted, Outcome
 from ragtag.protocols.crew.standing import AWAY, NO_STATE, Standing
 from ragtag.protocols.node import CATCH_UP
@@ -129,7 +130,9 @@ class Abreast:
             return
         now_s = self._transport.now_s()
         last, self._last_round = self._last_round, outcome.round
-        away_s, self._last_s = now_s - self._last_s, now_s
+        away_s = now_s - self._last_s
+        if others_in(outcome, keeper.me):  # one that nobody hears makes rounds alone, and is away
+            self._last_s = now_s
         self._count(kept, outcome.round)
         if last is not None and outcome.round - last > 1 + CATCH_UP and not kept.stands_aside:
             self._was_away(kept, last, away_s)

@@ -387,7 +387,7 @@ class StateKeeper:
         Raises:
             RuntimeError: there is no optimizer yet.
             ragtag.training.state.checkpoint.NoWholeCheckpoint: all are damaged.
-            ValueError: it is of another model or optimizer; the message names the first difference.
+            ValueError: it is of another model or optimizer; the message names it and the first difference.
         """
         if self.first is None:
             raise RuntimeError("nothing to resume yet: make the crew's optimizer first (crew.optimizer)")
@@ -398,8 +398,11 @@ class StateKeeper:
             return None
         for damaged in found.damaged:
             self.tell(Noted("damaged checkpoint", self.me, str(damaged)))
-        self._load(self.first, found.snapshot, resumed=True)
         assert found.path is not None
+        try:
+            self._load(self.first, found.snapshot, resumed=True)
+        except ValueError as error:
+            raise ValueError(f"checkpoint {found.path} does not fit: {error}") from error
         self.tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found

@@ -50,6 +50,10 @@ class PeerLike(Protocol):
         """Write a round to the trace."""
         ...
 
+    def stepped_by_hook(self, channel: int) -> None:
+        """Count a step: a hook has averaged the gradients of a backward pass."""
+        ...
+
     def take_name(self, name: str | None, kind: str) -> str:
         """A name for what is averaged: the one given, or one of its kind that is free."""
         ...
@@ -119,6 +123,8 @@ class CrewState:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
         if models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
+        if not callable(weight):
+            require_weight(weight)
         self._averaged = AveragedGradients(
             crew._peer,
             model,
@@ -239,6 +245,7 @@ class AveragedGradients:
     def _note(self, outcome: Outcome) -> None:
         """Whether this peer missed rounds, and whether models are averaged next."""
         self._peer.record_round(outcome)
+        self._peer.stepped_by_hook(self._channel)
         self._since += 1
         self._current = kept_up(self._current, outcome, self._transport.me)
         if self._models is not None:

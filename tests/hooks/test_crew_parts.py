@@ -270,7 +270,10 @@ def test_a_model_that_is_not_the_one_inside_is_refused() -> None:
     [
         ({"codec": "fp8"}, "codec is 'fp8'; it is one of"),
         ({"models_every": 0}, "models_every is 0"),
+        ({"models_every": 2.5}, "models_every is 2.5"),
+        ({"averager": ragtag.Centre(ragtag.schedules.Asynchronous())}, "mixed with those of earlier steps"),
         ({"weight": -1.0}, "the weight of this peer is -1"),
+        ({"weight": "much"}, "weight is 'much'; it is a number"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
@@ -286,6 +289,8 @@ def test_a_model_in_the_place_of_the_crew_is_named() -> None:
             make(model, model)
         with pytest.raises(TypeError, match=r"model is .*; write model=your torch\.nn\.Module"):
             make(crew, crew)
+    with pytest.raises(TypeError, match=r"model is .*; write model=your torch\.nn\.Module"):
+        ragtag.hooks.SparseState(model=crew)
 
 
 @pytest.mark.parametrize("option", ["process_group", "init_sync", "broadcast_buffers"])

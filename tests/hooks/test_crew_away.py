@@ -40,6 +40,9 @@ class Member:
     def enter(self, channel: int) -> bool:
         return False
 
+    def stepped_by_hook(self, channel: int) -> None:
+        pass
+
     def record_round(self, outcome: Outcome) -> None:
         if outcome.channel == MODELS:
             self.models.append(outcome)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,13 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 import ragtag
+from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import SoloTransport
+from ragtag.app.environment import Place
+from ragtag.app.tracefile import TraceWriter, peer_file, read_run
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.trace import Leave
 from ragtag.core.types import Outcome
 from ragtag.hooks.alone import alone
 from ragtag.hooks.crew_hook import CrewState, models_due
@@ -56,6 +62,9 @@ class Told:
 
     def enter(self, channel: int) -> bool:
         return False
+
+    def stepped_by_hook(self, channel: int) -> None:
+        pass
 
     def record_round(self, outcome: Outcome) -> None:
         self.recorded.append(outcome)
@@ -100,6 +109,9 @@ class Alone:
     def enter(self, channel: int) -> bool:
         return False
 
+    def stepped_by_hook(self, channel: int) -> None:
+        pass
+
     def record_round(self, outcome: Outcome) -> None:
         pass
 
@@ -124,6 +136,19 @@ def test_a_crew_of_one_has_the_gradients_it_would_have() -> None:
         for name, gradient in gradients(plain).items():
             assert torch.equal(gradient, gradients(module)[name])
     assert not dist.is_initialized()
+
+
+def test_a_trace_counts_the_steps_of_a_script_that_stays_on_ddp(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / peer_file(0))
+    peer = Peer(Place(0, 1, "alone"), SoloTransport(0), None, writer, time.monotonic())
+    with ragtag.Crew(peer) as crew:
+        ddp = ragtag.hooks.ddp(network(), crew)
+        for _ in range(3):
+            with ddp.no_sync():
+                ddp(torch.randn(8, 6)).sum().backward()
+            ddp(torch.randn(8, 6)).sum().backward()
+    (leave,) = [one for one in read_run(tmp_path).records() if isinstance(one, Leave)]
+    assert leave.steps == 3
 
 
 def test_gradients_are_the_crew_s_mean_and_no_sync_gathers() -> None:
@@ -242,7 +267,14 @@ def test_a_model_that_is_not_the_one_inside_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"codec": "fp8"}, "codec is 'fp8'; it is one of"), ({"models_every": 0}, "models_every is 0")],
+    [
+        ({"codec": "fp8"}, "codec is 'fp8'; it is one of"),
+        ({"models_every": 0}, "models_every is 0"),
+        ({"models_every": 2.5}, "models_every is 2.5"),
+        ({"averager": ragtag.Centre(ragtag.schedules.Asynchronous())}, "mixed with those of earlier steps"),
+        ({"weight": -1.0}, "the weight of this peer is -1"),
+        ({"weight": "much"}, "weight is 'much'; it is a number"),
+    ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -257,6 +289,8 @@ def test_a_model_in_the_place_of_the_crew_is_named() -> None:
             make(model, model)
         with pytest.raises(TypeError, match=r"model is .*; write model=your torch\.nn\.Module"):
             make(crew, crew)
+    with pytest.raises(TypeError, match=r"model is .*; write model=your torch\.nn\.Module"):
+        ragtag.hooks.SparseState(model=crew)
 
 
 @pytest.mark.parametrize("option", ["process_group", "init_sync", "broadcast_buffers"])

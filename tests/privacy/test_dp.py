@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import math
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -136,6 +139,24 @@ def test_without_opacus_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
     with pytest.raises(NoOpacus, match=r"pip install 'ragtag\[private\]'"):
         made()
+
+
+def test_opacus_leaves_a_scripts_logging_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import calls ``logging.basicConfig``; here, as it was imported long ago, this stands in for it."""
+    real = importlib.import_module("opacus.grad_sample")
+
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            logging.root.addHandler(logging.NullHandler())
+            return getattr(real, name)
+
+    before = logging.root.handlers[:]
+    monkeypatch.setitem(sys.modules, "opacus.grad_sample", Importing(real.__name__))
+    try:
+        epsilon_of({(1.0, 0.1): 1}, DELTA)
+        assert logging.root.handlers == before
+    finally:
+        logging.root.handlers[:] = before
 
 
 # -- Steps
@@ -388,6 +409,11 @@ def test_batch_norm_is_refused_with_what_to_do(model: nn.Module) -> None:
 def test_figures_and_loaders_that_are_not_private_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         made(**more)
+
+
+def test_a_file_in_the_place_of_a_ledger_is_refused_before_a_batch_is_drawn() -> None:
+    with pytest.raises(TypeError, match=r"ledger is 'privacy\.json'; write ledger=PrivacyLedger\("):
+        made(ledger="privacy.json")
 
 
 def test_parameters_that_would_leave_without_noise_are_refused() -> None:

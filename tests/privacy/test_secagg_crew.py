@@ -270,7 +270,9 @@ def test_what_cannot_be_is_refused() -> None:
             secure.average(update(0) | {"v": torch.zeros(1)})
         with pytest.raises(ValueError, match="give floats"):
             secure.average(update(0) | {"b": torch.zeros(8)})
-        with pytest.raises(NotFinite):
+        with pytest.raises(ValueError, match="'w' is missing"):
+            secure.average({"b": torch.zeros(7)})
+        with pytest.raises(NotFinite, match="'b' has values that are not finite"):
             secure.average(update(0) | {"b": torch.full((7,), torch.nan)})
         mean = secure.average(update(0) | {"b": torch.full((7,), 3.0)})
         assert mean.clipped == 7 and mean.round == 0 and mean["b"].tolist() == [1.0] * 7

@@ -304,6 +304,34 @@ def test_codes_that_would_spoil_the_server_are_refused(form: CutForm, part: slic
     assert bad.requests == 0 and bad.refused > 0
 
 
+@pytest.mark.parametrize("form", [PLAIN, U_SHAPED], ids=["plain", "U-shaped"])
+def test_a_sample_alone_that_batch_norm_does_not_take_stops_nobody(form: CutForm) -> None:
+    """The last batch of a loader whose samples are one more than its batches hold."""
+    served: list[SplitServer] = []
+    missed: dict[int, int] = {}
+
+    def train(peer: SimulatedTransport) -> None:
+        front, middle, back = parts()
+        cut = Cut(peer, form)
+        if peer.me == 0:
+            middle = nn.Sequential(middle, nn.BatchNorm1d(OUTPUTS))
+            above = middle if form.outputs is not None else nn.Sequential(middle, back)
+            served.append(SplitServer(cut, above, sgd(above)))
+            served[0].serve(2.0)
+            return
+        client = SplitClient(cut, front, back if form.outputs is not None else None, deadline_s=2.0)
+        for x, y in zip(*(v.split(BATCH) for v in samples(peer.me, 3 * BATCH + peer.me % 2)), strict=True):
+            peer.compute()
+            client.backward(x, y)
+        client.finish()
+        missed[peer.me] = client.missed
+
+    SimulatedCrew(3, Faults(latency_s=0.001), seed=3, cost=ComputeCost(STEP_S)).run(train)
+    assert missed == {1: 1, 2: 0}
+    odd, even = served[0].served[1], served[0].served[2]
+    assert (odd.requests, odd.refused, even.requests, even.refused) == (3, 1, 3, 0)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="all sizes must be 1 or more"):
         CutForm(0, (3,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -266,6 +267,9 @@ def test_weights_that_cannot_be() -> None:
         weight_of("steps", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples="):
         weight_of("samples", None)
+    for wrong in (-1, math.nan):
+        with pytest.raises(ValueError, match="the weight of this peer is"):
+            weight_of(wrong, None)
     assert weight_of(2.5, None)() == 2.5
 
 

@@ -28,6 +28,7 @@ from ragtag.protocols.node import CATCH_UP
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.training.exchange.asked import averaging_of, require_kinds
 from ragtag.training.exchange.dense import Replica
+from ragtag.training.optimizer.weight import Weight, weight_of
 from ragtag.training.state.fixed import Fixed
 from ragtag.training.state.whole import Stand, Whole, kept_up
 from ragtag.training.tensors.finite import require_weight
@@ -48,6 +49,10 @@ class PeerLike(Protocol):
 
     def record_round(self, outcome: Outcome) -> None:
         """Write a round to the trace."""
+        ...
+
+    def stepped_by_hook(self, channel: int) -> None:
+        """Count a step: a hook has averaged the gradients of a backward pass."""
         ...
 
     def take_name(self, name: str | None, kind: str) -> str:
@@ -117,14 +122,20 @@ class CrewState:
         require_kinds(model=model)
         if isinstance(codec, str) and codec not in DENSE:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
-        if models_every < 1:
+        if not isinstance(models_every, int) or models_every < 1:
             raise ValueError(f"models_every is {models_every}: give a number of rounds, 1 or more")
+        method = averaging_of(averager, None)[0] or RPS(repair=True)
+        if method.kind == "central":
+            raise ValueError(
+                f"{method} keeps a state that updates are added to, and gradients would be mixed with those "
+                "of earlier steps: give RPS() or AllReduce()"
+            )
         self._averaged = AveragedGradients(
             crew._peer,
             model,
-            averager=averaging_of(averager, None)[0] or RPS(repair=True),
+            averager=method,
             codec=DENSE[codec] if isinstance(codec, str) else codec,
-            weight=weight,
+            weight=weight_of(weight, None),
             models_every=models_every,
             deadline_s=deadline_s,
             name=name,
@@ -166,7 +177,7 @@ class AveragedGradients:
         *,
         averager: Averager,
         codec: Codec,
-        weight: float | Callable[[], float],
+        weight: Weight,
         models_every: int,
         deadline_s: float | None,
         name: str | None,
@@ -229,8 +240,8 @@ class AveragedGradients:
         if fault is not None:
             after_backward(lambda: _refuse(fault))
             return
-        weight = self._weight() if callable(self._weight) else self._weight
-        weight = 0.0 if self.behind else require_weight(weight)
+        weight = require_weight(self._weight())
+        weight = 0.0 if self.behind else weight
         outcome = self._transport.start(self._channel, table.values, weight, self._deadline_s).wait()
         for each in waiting:
             table.take(outcome.mean, each.numbers, each.buffer)
@@ -239,6 +250,7 @@ class AveragedGradients:
     def _note(self, outcome: Outcome) -> None:
         """Whether this peer missed rounds, and whether models are averaged next."""
         self._peer.record_round(outcome)
+        self._peer.stepped_by_hook(self._channel)
         self._since += 1
         self._current = kept_up(self._current, outcome, self._transport.me)
         if self._models is not None:

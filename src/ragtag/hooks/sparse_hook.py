@@ -31,6 +31,7 @@ from ragtag.hooks.backward import Names, after_backward
 from ragtag.hooks.message import complaint
 from ragtag.hooks.plan import Last, Memory, Plan, UnderWay
 from ragtag.hooks.stats import Stats, stats_of
+from ragtag.training.exchange.asked import require_kinds
 
 DENSE_BELOW = 1024
 
@@ -70,6 +71,7 @@ class SparseState:
         model: torch.nn.Module | None = None,
         seed: int = 0,
     ) -> None:
+        require_kinds(model=model)
         if dense_below < 0:
             raise ValueError(f"dense_below is {dense_below}: give a number of values, 0 or more")
         if not_finite not in ("raise", "skip"):

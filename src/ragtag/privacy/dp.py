@@ -1,7 +1,7 @@
 """Differential privacy for the steps that a peer takes on samples of its own (DP-SGD), under any crew.
 
 private = crew.private(model, optimizer, loader, noise_multiplier=1.1, max_grad_norm=1.0, delta=1e-5,
-                       ledger="privacy.json")
+                       ledger=PrivacyLedger("hospital A", "privacy.json"))
 for inputs, targets in private:                  # an epoch of random batches; some are small, or empty
     optimizer.zero_grad()
     criterion(model(inputs), targets).backward()
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import warnings
@@ -214,6 +215,7 @@ class PrivateTraining:
 
     Raises:
         ValueError: what cannot be private, with what to do; nothing has changed then.
+        TypeError: something else stands in the ledger's place.
         NoOpacus: it is not installed.
     """
 
@@ -235,6 +237,11 @@ class PrivateTraining:
         loader = _own_loader(loader)
         samples, size = size_of(loader), loader.batch_size or 0
         _require_figures(noise_multiplier, max_grad_norm, delta, samples)
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(
+                f'private training: ledger is {ledger!r}; write ledger=PrivacyLedger("hospital A", '
+                '"privacy.json"), by the name of whose samples these are'
+            )
         if reduction not in ("mean", "sum"):
             raise ValueError(f"private training: reduction is {reduction!r}; it is 'mean' or 'sum'")
         if not 1 <= size <= samples:
@@ -429,6 +436,7 @@ class _Opacus:
 
 
 def _opacus() -> _Opacus:
+    handlers = logging.root.handlers[:]
     try:
         from opacus.accountants.rdp import RDPAccountant
         from opacus.grad_sample import GradSampleHooks
@@ -436,6 +444,8 @@ def _opacus() -> _Opacus:
         from opacus.validators import ModuleValidator
     except ImportError as error:
         raise NoOpacus(f"private training needs Opacus: pip install 'ragtag[private]' ({error})") from error
+    finally:  # its import gives the root logger one more, and a script's logging.basicConfig would do nothing
+        logging.root.handlers[:] = handlers
     return _Opacus(GradSampleHooks, DPOptimizer, ModuleValidator, RDPAccountant)
 
 

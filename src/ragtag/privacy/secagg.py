@@ -51,6 +51,7 @@ import torch
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.errors import NotFinite
 from ragtag.core.schema import Schema, TensorSpec
 from ragtag.core.types import PEERS_MAX, Arm, Expired, Floats, Left, PeerId, Publish, Start, Version
 from ragtag.core.wire import CHUNK_BYTES
@@ -317,8 +318,9 @@ class SecureAverage:
 
     def _flat(self, values: Mapping[str, torch.Tensor]) -> Floats:
         if values.keys() != self._shapes.keys():
-            odd = sorted(values.keys() ^ self._shapes.keys())
-            raise ValueError(f"secure averages are of {list(self._shapes)[:8]}; {odd[0]!r} is odd")
+            missing, odd = self._shapes.keys() - values.keys(), values.keys() - self._shapes.keys()
+            what = f"{min(odd)!r} is odd" if odd else f"{min(missing)!r} is missing"
+            raise ValueError(f"secure averages are of {list(self._shapes)[:8]}; {what}")
         parts = []
         for name, shape in self._shapes.items():
             value = values[name]
@@ -326,7 +328,10 @@ class SecureAverage:
                 raise ValueError(
                     f"{name!r} is {tuple(value.shape)} {value.dtype}; give floats {tuple(shape)}"
                 )
-            parts.append(value.detach().to("cpu", torch.float32).reshape(-1).numpy())
+            part = value.detach().to("cpu", torch.float32).reshape(-1)
+            if not bool(part.isfinite().all()):
+                raise NotFinite(f"{name!r} has values that are not finite; nothing was sent")
+            parts.append(part.numpy())
         return np.concatenate(parts)
 
     # -- Messages

@@ -652,7 +652,8 @@ class Served:
     """What a server did for one client.
 
     requests: answered ones.
-    refused: requests of which outputs, loss or a gradient is NaN or infinite: nothing was learned of these.
+    refused: requests of which outputs, loss or a gradient is NaN or infinite, or of one sample where layers
+        take no fewer than two (batch norm): nothing was learned of these.
     finished: it has said that no more comes.
     lost: it has left, or was silent for too long.
     """
@@ -1010,8 +1011,8 @@ class SplitServer:
         if form.outputs is not None:
             named = [*self.middle.named_parameters(), *self.middle.named_buffers()]
             state = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in named}
-            made = torch.func.functional_call(self.middle, state, codes)
-            if not bool(made.isfinite().all()):
+            made = self._made(codes, state)
+            if made is None or not bool(made.isfinite().all()):
                 self.served[client].refused += 1
                 return True
             with torch.no_grad():
@@ -1022,11 +1023,29 @@ class SplitServer:
             self._cut.send("outputs", client, number, made)
             return True
         labels = values[:, width:].reshape(-1, *form.labels).to(self._device, form.label_dtype)
-        loss = self._criterion(self.middle(codes), labels)
+        made = self._made(codes)
+        if made is None:
+            self.served[client].refused += 1
+            return True
+        loss = self._criterion(made, labels)
         self._forget_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
         self._learn(client, number, _gradient(codes), float(loss.detach()))
         return True
+
+    def _made(self, codes: Tensor, state: dict[str, Tensor] | None = None) -> Tensor | None:
+        """What the layers make of codes; ``None``: they take no sample alone.
+
+        Batch norm has no statistics of one, and a loader's last batch may be one: no server ends by that.
+
+        state: weights and buffers in the place of the layers' own.
+        """
+        try:
+            return torch.func.functional_call(self.middle, state or {}, codes)  # type: ignore[no-any-return]
+        except ValueError:
+            if len(codes) > 1:
+                raise
+            return None
 
     def _second(self, client: int) -> bool:
         """In the U-shaped form: the gradient of outputs that the client was sent."""

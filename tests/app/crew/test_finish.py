@@ -757,6 +757,27 @@ def test_alone_there_is_nothing_to_agree_on() -> None:
     assert ending.finish(transport, [], 0.0, 1.0).digest == ""
 
 
+class Last(SoloTransport):
+    """Of three peers, of which two have left."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.n = 3
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_one_that_others_left_with_the_model_that_it_began_with_is_told(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport: Any = Last()
+    crew, model = ragtag.Crew(Peer(Place(2, 3, "test"), transport, None, None, 0.0)), model_of(seed=1)
+    optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model)
+    for at in range(steps):
+        step(model, optimizer, at)
+    crew.finish()
+    assert ("with the model that it began with" in caplog.text) is (steps == 0)
+
+
 def test_a_launcher_is_told_of_an_average_where_the_last_one_is_the_only_one() -> None:
     pipes = [os.pipe() for _ in range(2)]
 

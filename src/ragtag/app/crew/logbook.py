@@ -76,7 +76,7 @@ class Logbook:
         self._place, self._driver, self._writer, self._origin_s = place, driver, writer, origin_s
         self._names, self._drawn = names, drawn
         self._steps = self._samples = 0  # as the script tells
-        self._taken: dict[int, int] = {}  # by each of the crew's optimizers
+        self._taken: dict[int, int] = {}  # by each of the crew's optimizers, or hooks
         self._by_script = False
         self._loss: Any = None  # of a step that no record has yet
         self._accuracy: float | None = None  # the same
@@ -129,7 +129,10 @@ class Logbook:
         self._tell()
 
     def stepped(self, optimizer: int, loss: Any = None) -> None:
-        """One of the crew's optimizers, by number, has taken a local step; its closure returned ``loss``."""
+        """One of the crew's optimizers has taken a local step; its closure returned ``loss``.
+
+        optimizer: its number; of a hook its channel.
+        """
         self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
         if loss is not None and _is_one(loss):
             self._loss = _detached(loss)

@@ -280,6 +280,10 @@ class Peer:
                 self._tell_beside(self.models[number])
         self.log.stepped(number, loss)
 
+    def stepped_by_hook(self, channel: int) -> None:
+        """A hook has averaged the gradients of a backward pass on this channel: a step is next."""
+        self.log.stepped(channel)
+
     def _tell_beside(self, averaged: AveragedModel) -> None:
         """The lowest peer warns of parameters that need a gradient and are in no optimizer, once of each."""
         if self.rank != min(self.transport.live):
@@ -468,6 +472,11 @@ class Peer:
             _log.warning(
                 "this peer's model was %s behind; it is the others' now (changed by %.2g of its norm)",
                 *(rounds_of(found.behind[self.rank]), found.moved),
+            )
+        elif self.transport.n > 1 and not self.transport.late and found.took_nothing:
+            _log.warning(
+                "this peer ends alone, with the model that it began with: it has taken no step, and the "
+                "others had ended before it had theirs. Take a model that they saved"
             )
         else:
             _log.info("%s", found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from ragtag.training.tensors.finite import require_weight
+
 Weight = Callable[[], float]
 
 
@@ -36,7 +38,8 @@ def weight_of(
 ) -> Weight:
     """A weight as a function.
 
-    Raises TypeError: it is none. ValueError: it is by samples, and there is nobody to ask for them.
+    Raises TypeError: it is none. ValueError: no mean takes it, or it is by samples, and there is nobody to
+    ask for them.
     """
     if isinstance(weight, str):
         if weight != "samples":
@@ -48,4 +51,5 @@ def weight_of(
         return weight
     if not isinstance(weight, int | float):
         raise TypeError(f'weight is {weight!r}; it is a number, a function, or "samples"')
-    return lambda: weight
+    number = require_weight(weight)
+    return lambda: number

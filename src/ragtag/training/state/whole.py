@@ -236,6 +236,11 @@ class Finished:
     rounds: Mapping[str, int] = field(default_factory=dict)
     trained: bool = False
 
+    @property
+    def took_nothing(self) -> bool:
+        """Whether this peer has the model that it began with, for want of steps and of others."""
+        return bool(self.digest) and len(self.peers) == 1 and not self.trained
+
     def __str__(self) -> str:
         others = len(self.peers) - 1
         if not self.digest:

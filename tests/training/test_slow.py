@@ -364,13 +364,16 @@ def test_a_slow_peer_computes_on_while_the_others_come_to_its_round() -> None:
 
 @pytest.mark.parametrize("least", [0, 5])
 def test_a_straggler_that_follows_the_others_costs_them_little(least: int) -> None:
-    """Half as fast, it averages after five steps where the others take ten. Else they wait for its ten."""
-    n, for_s, step_s = 4, 10.0, 0.05
+    """Half as fast, it averages after five steps where the others take ten. Else they wait for its ten.
+
+    Each owns something, and so learns how late others come.
+    """
+    n, for_s, step_s = 4, 20.0, 0.05
     cost = ComputeCost(step_s, speed=[1.0] * (n - 1) + [0.5], sigma=0.1, seed=1)
 
     def train(peer: SimulatedTransport) -> tuple[int, list[bool]]:
         taken, heard = 0, list[bool]()
-        model = nn.Linear(300, 1, bias=False)
+        model = nn.Linear(3000, 1, bias=False)
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model, schedule=LocalSteps(10, least),
             weight="samples", samples=lambda: 8 * taken,

@@ -273,6 +273,7 @@ def test_a_model_that_is_not_the_one_inside_is_refused() -> None:
         ({"models_every": 2.5}, "models_every is 2.5"),
         ({"averager": ragtag.Centre(ragtag.schedules.Asynchronous())}, "mixed with those of earlier steps"),
         ({"weight": -1.0}, "the weight of this peer is -1"),
+        ({"deadline_s": -1.0}, "give seconds above 0"),
         ({"weight": "much"}, "weight is 'much'; it is a number"),
     ],
 )

@@ -444,6 +444,9 @@ def test_wrong_arguments_are_refused() -> None:
         CrewOptimizer(sgd(model), alone(), codec="fp8")
     with pytest.raises(ValueError, match="k is 0"):
         CrewOptimizer(sgd(model), alone(), every=0)
+    for deadline_s in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="give seconds above 0"):
+            CrewOptimizer(sgd(model), alone(), deadline_s=deadline_s)
 
 
 # -- An optimizer like any other

@@ -12,6 +12,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 
+def require_deadline(deadline_s: float | None) -> None:
+    """Raise ValueError where a bound that was given leaves no time (``None``: none was)."""
+    if deadline_s is not None and not deadline_s > 0:
+        raise ValueError(
+            f"deadline_s is {deadline_s}: every round would be over as it begins; give seconds above 0, or "
+            "leave it out, and deadlines come from measurement"
+        )
+
+
 @dataclass(slots=True)
 class Deadline:
     """How long to wait for something that happens again and again.

@@ -18,6 +18,7 @@ from torch.futures import Future
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, DenseName, fp32
 from ragtag.core.channels import channel_of
+from ragtag.core.deadline import require_deadline
 from ragtag.core.errors import NotFinite
 from ragtag.core.types import Outcome
 from ragtag.hooks.backward import Names, after_backward
@@ -120,6 +121,7 @@ class CrewState:
         if not hasattr(crew, "_peer"):
             raise TypeError(f"crew is a {type(crew).__name__}; give what ragtag.join() returned")
         require_kinds(model=model)
+        require_deadline(deadline_s)
         if isinstance(codec, str) and codec not in DENSE:
             raise ValueError(f"codec is {codec!r}; it is one of {', '.join(DENSE)}")
         if not isinstance(models_every, int) or models_every < 1:

@@ -9,6 +9,7 @@ import torch
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DenseName
+from ragtag.core.deadline import require_deadline
 from ragtag.core.types import Noted, Outcome
 from ragtag.optim.outer import Nesterov, Streaming
 from ragtag.protocols.channel.averager import Averager
@@ -139,6 +140,7 @@ class CrewOptimizer(torch.optim.Optimizer):
                 f"a crew's optimizer wraps a plain torch.optim.Optimizer; this is a {type(inner).__name__}"
             )
         require_kinds(model=model, coherence=coherence)
+        require_deadline(deadline_s)
         asked = asked_of(
             inner,
             transport.n,

@@ -1683,8 +1683,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "clients: owners that have not gone on yet are counted among them",
         "src/ragtag/protocols/rounds/progress.py",
-        "self._awaited.intersection(self._spec.owners)",
-        "self._awaited",
+        "told, awaited = self._told, self._awaited & self._owners",
+        "told, awaited = self._told, self._awaited",
         ("tests/protocols/test_outvoted.py", "-k", "clients"),
     ),
     Sabotage(

@@ -272,8 +272,7 @@ def test_peers_alike_soon_average_whole() -> None:
     for seed in range(seeds):
         SimulatedCrew(n, Faults(latency_s=1e-4), seed, cost=ComputeCost(1.0, sigma=0.03)).run(train)
     share = missed / (n * (n - 1) * seeds)
-    assert share[2:4].mean() < 0.1
-    assert share[4:].mean() < 0.01
+    assert share[1:].mean() < 0.02
 
 
 @pytest.mark.parametrize("method", [direct, rps], ids=lambda method: method.name)

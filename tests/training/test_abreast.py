@@ -124,6 +124,13 @@ def test_one_that_made_rounds_alone_was_away_since_the_last_one_with_others() ->
     assert found.said(2) == ["state"]
 
 
+def test_one_that_froze_amid_a_round_was_away_since_it_began_that_round() -> None:
+    """It ends the round as it comes back, and had the time of one step to fetch the state."""
+    frozen = Freeze(2, 0.733, 1.0)
+    found = train(faults={"freezes": (frozen,)}, average="models", method="allreduce", align=True, rounds=50)
+    assert found.said(2) == ["state"]
+
+
 def test_clients_come_late_and_come_back_as_others_do() -> None:
     """They own nothing from the beginning, so the average of the others' rounds is whole."""
     found = train(faults={"freezes": (AWAY,)}, clients=1)

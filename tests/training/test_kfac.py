@@ -685,17 +685,21 @@ def test_measured_costs_outlive_the_peer_that_publishes_them_and_reach_one_that_
 @pytest.mark.parametrize("step", [0, 255, 256, 1001, 70_001, (1 << 24) - 1, (1 << 24) + 5])
 def test_stamps_are_exact_in_each_codec_that_is_taken(step: int) -> None:
     for codec in ("fp32", "bf16"):
-        taken = [step - 1]
+        done = [step - 1]
 
-        def alone(given: Any, codec: Any = codec, taken: list[int] = taken) -> CrewCommunicator:
-            return CrewCommunicator(SoloTransport(0), "kfac", given, codec=codec, taken=lambda: taken[0])
+        class Counted(CrewSteps):
+            def taken(self, done: list[int] = done) -> int:
+                return done[0]
+
+        def alone(given: Any, codec: Any = codec, steps: CrewSteps = Counted()) -> CrewCommunicator:  # noqa: B008
+            return CrewCommunicator(SoloTransport(0), "kfac", given, codec=codec, steps=steps)
 
         kfac = KFAC(nn.Linear(3, 2), lr=0.1, communicator=alone)
         peers = kfac._peers
         peers.publish({"model.G.eigen": torch.ones(3, 2)}, {"model.G.eigen": 1.0}, 0, 7)
-        taken[0] += 1
+        done[0] += 1
         assert peers.newest("model.G.eigen", 7) is None, "all use it from the next step on"
-        taken[0] += 1
+        done[0] += 1
         assert peers.newest("model.G.eigen", 7) is not None
 
 

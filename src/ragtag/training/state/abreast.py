@@ -131,8 +131,10 @@ class Abreast:
         now_s = self._transport.now_s()
         last, self._last_round = self._last_round, outcome.round
         away_s = now_s - self._last_s
-        if others_in(outcome, keeper.me):  # one that nobody hears makes rounds alone, and is away
-            self._last_s = now_s
+        # One that nobody hears makes rounds alone, and is away. One that froze amid a round ends it as it
+        # comes back: the round's beginning counts.
+        if others_in(outcome, keeper.me):
+            self._last_s = now_s - outcome.scatter_s - outcome.gather_s
         self._count(kept, outcome.round)
         if last is not None and outcome.round - last > 1 + CATCH_UP and not kept.stands_aside:
             self._was_away(kept, last, away_s)

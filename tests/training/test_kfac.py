@@ -100,6 +100,16 @@ def made(
     return optimizer, KFAC(model, inner, communicator=joined, **{**SETTINGS, **how})
 
 
+def take_step(
+    model: nn.Module, optimizer: CrewOptimizer, kfac: KFAC, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """As a user's loop does for a batch."""
+    optimizer.zero_grad()
+    functional.cross_entropy(model(x), y).backward()
+    kfac.step()
+    optimizer.step()
+
+
 Part = Callable[[int, int], slice]
 SIZES = ((0, 4), (4, 12), (12, 24))
 
@@ -123,11 +133,8 @@ def trained(
         if isinstance(peer, SimulatedTransport):
             peer.compute()
         x, y = batch(step, slice(None) if part is None else part(peer.me, step))
-        optimizer.zero_grad()
         size = len(x)
-        functional.cross_entropy(model(x), y).backward()
-        kfac.step()
-        optimizer.step()
+        take_step(model, optimizer, kfac, x, y)
         took_s.append(peer.now_s() - began_s)
         ages.append(kfac.age)
         plain.append(kfac.plain)
@@ -254,10 +261,7 @@ def test_a_peer_that_was_frozen_publishes_bases_for_a_step_to_come(
         for step in range(56):
             peer.compute()
             x, y = batch(step, own_part(peer.me, step))
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            kfac.step()
-            optimizer.step()
+            take_step(model, optimizer, kfac, x, y)
             if optimizer.outcome is not None:
                 after[optimizer.outcome.round] = nn.utils.parameters_to_vector(model.parameters()).detach()
         return after
@@ -440,10 +444,7 @@ def stepped(
     for step in range(steps):
         peer.compute()
         x, y = batch(step, own_part(peer.me, step))
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        kfac.step()
-        optimizer.step()
+        take_step(model, optimizer, kfac, x, y)
         ages.append(kfac.ages())
     return ages
 

@@ -640,12 +640,9 @@ class SimulatedTransport(Posting):
                     crew.world.give(self.me, effect)
                 elif isinstance(effect, ProbeRound):
                     zeros = np.zeros((effect.chunks, fp32.elements), np.float32)
-                    node.probed(
-                        probe, effect.for_s, self.now_s()
-                    )  # what the exchange before took bounds none
+                    node.probed(probe, effect.for_s, self.now_s())  # the one before bounds none
                     outcome = self.start(probe, zeros, 1.0, effect.for_s).wait()
-                    longer_s = max(outcome.scatter_s, outcome.gather_s)
-                    event = Timed(None if outcome.expired else longer_s, rtt_s)
+                    event = Timed.of(outcome, rtt_s)
                 elif isinstance(effect, IsOpen):
                     node.probed(channel, effect.probe_s, self.now_s())
                 elif isinstance(effect, Differs):

@@ -704,5 +704,4 @@ class DriverTransport:
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
         self._driver.probed(PROBE, probe.for_s)  # the one before bounds none
         outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
-        longer_s = max(outcome.scatter_s, outcome.gather_s)
-        return Timed(None if outcome.expired else longer_s, self._driver.rto_s())
+        return Timed.of(outcome, self._driver.rto_s())

@@ -71,7 +71,21 @@ import msgspec
 from msgspec.structs import replace
 
 from ragtag.core.schema import Schema
-from ragtag.core.types import Arm, Done, Expired, Joined, Left, Met, PeerId, Role, Start, Tell, Timer, Visits
+from ragtag.core.types import (
+    Arm,
+    Done,
+    Expired,
+    Joined,
+    Left,
+    Met,
+    Outcome,
+    PeerId,
+    Role,
+    Start,
+    Tell,
+    Timer,
+    Visits,
+)
 from ragtag.core.wire import VERSION, name_hash
 from ragtag.protocols.membership.invitation import Said
 from ragtag.protocols.membership.pace import INITIAL_RTO_S
@@ -213,6 +227,11 @@ class Timed:
 
     took_s: float | None
     rtt_s: float
+
+    @classmethod
+    def of(cls, outcome: Outcome, rtt_s: float) -> Timed:
+        """What a probe's outcome says."""
+        return cls(None if outcome.expired else max(outcome.scatter_s, outcome.gather_s), rtt_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ def progress(
     since_s: dict[int, float] | None = None,
     live: frozenset[int] | None = None,
     computed_s: float | None = None,
+    round_s: float | None = None,
 ) -> Progress:
     return Progress(
         step=clocks.get(me, 1),
@@ -25,4 +26,5 @@ def progress(
         step_s=step_s or {},
         since_s=since_s or {},
         computed_s=computed_s,
+        round_s=round_s,
     )

@@ -26,6 +26,9 @@ def test_a_wait_lasts_as_long_as_the_missing_steps_take_and_half_as_long_again()
     decision = BoundedStaleness(2).decide(progress({0: 9, 1: 4}, step_s={0: 1.0, 1: 10.0}))
     assert isinstance(decision, Wait)
     assert decision.at_most_s == pytest.approx(1.5 * 3 * 10.0) and decision.for_s < 10.0
+    decision = BoundedStaleness(2).decide(progress({0: 9, 1: 4}, step_s={0: 1.0, 1: 10.0}, round_s=9.0))
+    assert isinstance(decision, Wait)
+    assert decision.at_most_s == pytest.approx(1.5 * 3 * 19.0)  # each of its steps ends with an average
 
 
 def test_what_is_gone_or_unknown_is_not_waited_for() -> None:
@@ -61,6 +64,8 @@ def test_the_moving_bound_stops_where_the_wait_is_shortest() -> None:
     one_more = progress({0: 3, 1: 1}, step_s={0: 3.0, 1: 10.0}, since_s={1: 6.9})
     assert extra_steps(3.0, 10.0, 6.9, 7) == 1
     assert isinstance(DynamicBound(1, 8).decide(one_more), Average)
+    averaging = progress({0: 3, 1: 1}, step_s={0: 2.0, 1: 9.0}, since_s={1: 9.9}, round_s=1.0)
+    assert isinstance(DynamicBound(1, 8).decide(averaging), Wait)  # 3 s and 10 s with the average
     # two more would be best, and one more is all that is left
     assert (extra_steps(5.2, 10.0, 9.0, 2), extra_steps(5.2, 10.0, 9.0, 1)) == (2, 0)
     at_the_end = progress({0: 3, 1: 1}, step_s={0: 5.2, 1: 10.0}, since_s={1: 9.0})

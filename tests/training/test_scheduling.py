@@ -65,7 +65,7 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     peer.step()
     peer.step()
     waited_s = peer.scheduling.spent.wait_s
-    assert waited_s == pytest.approx(1.5)  # one step of the slowest, and half as much again
+    assert waited_s == pytest.approx(1.5 * 1.02)  # the slowest's step and an average, and half as much again
     for _ in range(5):
         peer.step()
     assert peer.scheduling.spent.wait_s == waited_s
@@ -87,7 +87,15 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
 
     board.slept = leaves
     peer.step()
-    assert peer.scheduling.spent.wait_s == pytest.approx(100.0 / 8)
+    assert peer.scheduling.spent.wait_s == pytest.approx(100.02 / 8)
+
+
+def test_a_step_that_others_may_wait_for_is_told_whatever_a_post_takes() -> None:
+    board = Board(n=2, live=frozenset({0, 1}), post_s=0.004)  # a hundredth of the time is a post in four steps
+    peer = Peer(board, SSP(bound=3))
+    for _ in range(12):
+        assert peer.step()
+    assert [pace.steps for _, _, pace in board.posted] == list(range(1, 13))
 
 
 def test_a_slow_peer_is_set_aside_and_taken_back() -> None:

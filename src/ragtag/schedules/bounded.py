@@ -26,7 +26,8 @@ class BoundedStaleness:
     """SSP: after each step, share it; while more than ``bound`` steps ahead of the slowest, wait first.
 
     Where nobody's clock is known there is nobody to wait for. A wait ends by itself after 1.5 times what
-    the steps that are missing should take, by what the slowest (else this peer) was measured to need.
+    the steps that are missing should take, by what the slowest (else this peer) was measured to need for
+    one, and an average took.
     Raises ValueError: ``bound`` below 1 (0 is a barrier: average every step).
     """
 
@@ -70,8 +71,8 @@ class DynamicBound:
             return Average()
         mine, its = progress.step_s.get(progress.me), progress.step_s.get(slowest)
         if ahead <= self.high and mine is not None and its is not None:
-            left = self.high - ahead + 1
-            if extra_steps(mine, its, progress.since_s.get(slowest, 0.0), left) > 0:
+            left, round_s = self.high - ahead + 1, progress.round_s or 0.0  # each step ends with an average
+            if extra_steps(mine + round_s, its + round_s, progress.since_s.get(slowest, 0.0), left) > 0:
                 return Average()
         return wait_for(progress, ahead - self.low)
 
@@ -113,8 +114,12 @@ def extra_steps(mine_s: float, its_s: float, since_s: float, most: int) -> int:
 
 
 def wait_for(progress: Progress, steps: int) -> Wait:
-    """Wait until the slowest has taken ``steps`` more, with an end derived from what its steps take."""
+    """Wait until the slowest has taken ``steps`` more, with an end derived from what its steps take.
+
+    Each ends with an average, of which this peer's last one says how long it takes.
+    """
     slowest, _ = lead(progress)
     known = [s for peer, s in progress.step_s.items() if peer in progress.live and s > 0 and math.isfinite(s)]
-    step_s = progress.step_s.get(slowest, max(known, default=progress.round_s or 1.0))
+    round_s = progress.round_s or 0.0
+    step_s = progress.step_s.get(slowest, max(known, default=0.0 if round_s else 1.0)) + round_s
     return Wait(step_s / _LOOKS, _HEADROOM * steps * step_s)

@@ -130,4 +130,4 @@ def test_bounded_staleness_holds_once_speeds_are_known() -> None:
     with Crew(2) as crew:
         came = all_at_once(transports(crew), train)
     assert all(value is None for value in came.values()), came
-    assert len(ahead) <= 2 * 40  # without a bound three times as many
+    assert len(ahead) <= 1.4 * 40  # 44, and more where a busy machine outlasts a wait; without a bound 120

@@ -175,7 +175,11 @@ class Scheduling:
         if self._gathering is not None:
             self._gathering.decided()
         self._passed += isinstance(decision, Skip)
-        return not isinstance(decision, Compute | Skip)
+        if isinstance(decision, Compute | Skip):
+            return False
+        if self._pacer is not None:
+            self._pacer.post()  # others may wait for this very step, and a post is little beside an average
+        return True
 
     @property
     def went_by(self) -> int:

@@ -673,6 +673,17 @@ def test_what_a_channel_waits_for_has_the_name_that_a_script_gave_it(content: st
     assert said.text == "peers 1 and 2 have not made 'kfac' yet; going on without"
 
 
+def test_one_that_does_not_open_a_channel_has_nothing_to_make_for_it() -> None:
+    """Peers that have ended open one, and another one trains on."""
+    opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, there=frozenset({0, 2}))
+    opening.step(0.0, Start())
+    said, *_ = opening.step(1.0, met(missing=(1, 2)))
+    assert said.text == "peer 2 has not made a model yet; going on without"
+    opening = ChannelWay(0, CHANNEL, MINE, CHUNKS, DEADLINE_S, there=frozenset({0, 2}))
+    opening.step(0.0, Start())
+    assert not any(isinstance(effect, Say) for effect in opening.step(1.0, met(MINE, missing=(1,))))
+
+
 @row("ChannelWay", "schema", "Heard, it or the channel is late")
 def _() -> None:
     assert comparing(late=True)(met(MINE, MINE)) == [PhaseOver("schema", 0.0), IsOpen(0.02, late=True)]

@@ -502,7 +502,7 @@ class Leave(Base, frozen=True, kw_only=True, tag="leave"):
     """A peer ends; all counts since the start. failed: not as planned, an error has ended it.
 
     digest: of the state that averages left it with, as hexadecimal digits; peers with equal digests hold the
-        same model. Empty: not known.
+        same model. Empty: it has not come to the end of its training, or averaged nothing.
     round: the newest one up to which it has kept up with the others; -1: none.
     rounds_alone: in so many of its rounds it heard of nobody else, though its crew had others.
     refused: datagrams that came and were not accepted, by reason.

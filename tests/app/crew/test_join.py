@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -267,6 +267,25 @@ def test_what_is_no_failure_is_not_recorded_as_one(
     records = list(read_run(tmp_path).records())
     assert [record.what for record in records if isinstance(record, trace.Error)] == ([what] if what else [])
     assert [record.failed for record in records if isinstance(record, trace.Leave)] == [bool(what)]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), SystemExit(0), RuntimeError("no more fish")])
+def test_only_a_training_that_came_to_its_end_has_a_final_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    place = Place(0, 1, CREW, run_folder=tmp_path, peers=(("127.0.0.1", 4000),))
+    for name, value in place.variables().items():
+        monkeypatch.setenv(name, value)
+    model = torch.nn.Linear(2, 1)
+    with nullcontext() if error is None else pytest.raises(type(error)), ragtag.join() as crew:
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if error is not None:
+            raise error
+    (leave,) = [record for record in read_run(tmp_path).records() if isinstance(record, trace.Leave)]
+    assert bool(leave.digest) == (error is None)
+    assert leave.failed == isinstance(error, RuntimeError)
 
 
 def test_where_a_launcher_listens_an_error_is_left_to_it(

@@ -84,7 +84,7 @@ class Crew:
                 return
             error = getattr(sys, "last_value", None)  # what has ended the script
             if error is None:
-                peer.leave(LEAVE_S, failed=False)  # too late to save another model
+                peer.leave(LEAVE_S, failed=False, over=True)  # too late to save another model
             else:
                 _end(peer, error)
 
@@ -713,7 +713,7 @@ class Crew:
             if finish and not self._peer.left:
                 self.finish()
         finally:
-            _leave(self._peer, deadline_s, failed=False)
+            _leave(self._peer, deadline_s, failed=False, over=True)
 
     def __enter__(self) -> Crew:
         return self
@@ -733,13 +733,13 @@ def _end(peer: Peer, error: BaseException) -> None:
     if failed and peer.place.ready_fd is None:  # else the launcher records it, with its traceback
         what = f"{type(error).__name__}: {error}"
         peer.log.record(trace.Error(t=peer.log.now_s(), peer=peer.rank, what=what))
-    _leave(peer, LEAVE_S, failed)
+    _leave(peer, LEAVE_S, failed, over=False)
 
 
-def _leave(peer: Peer, deadline_s: float, failed: bool) -> None:
+def _leave(peer: Peer, deadline_s: float, failed: bool, over: bool) -> None:
     """Leave, and end the hooks and threads of what this peer has made."""
     try:
-        peer.leave(deadline_s, failed)
+        peer.leave(deadline_s, failed, over)
     finally:
         for kept in peer.keeper.extra.values():
             if isinstance(kept, KFAC):

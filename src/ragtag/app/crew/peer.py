@@ -481,10 +481,11 @@ class Peer:
         else:
             _log.info("%s", found)
 
-    def leave(self, deadline_s: float, failed: bool) -> None:
+    def leave(self, deadline_s: float, failed: bool, over: bool) -> None:
         """Send what is still queued, tell the others, and end, once.
 
         failed: an error ends this peer.
+        over: its training has come to its end: else (an error, Ctrl-C) it has no final model to tell of.
 
         Where a part of this fails, as without a driver, the rest is done before the error is raised.
         """
@@ -502,7 +503,7 @@ class Peer:
                     rest.callback(self._tell_persons)
             if self._donor is not None:
                 rest.callback(self._donor.close, deadline_s)
-            if not failed:
+            if over:
                 stands += [what.stand() for what in self._averaged if what.whole is not None]
             with suppress(DriverFailed) if failed else nullcontext():  # that has been said
                 self.data.close()

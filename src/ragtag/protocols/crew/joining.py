@@ -879,7 +879,8 @@ class ChannelWay:
             except ValueError as error:
                 theirs[peer] = str(error)
         effects: list[ChannelEffect] = []
-        missing = [peer for peer in heard.met.missing if peer not in heard.gone]
+        coming = frozenset(heard.met.missing) if self._there is None else self._there
+        missing = [peer for peer in heard.met.missing if peer in coming - heard.gone]
         if missing:
             has = "has" if len(missing) == 1 else "have"
             effects.append(Say(f"{_these(missing)} {has} not made {self._what} yet; going on without"))

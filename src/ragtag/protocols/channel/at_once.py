@@ -263,9 +263,9 @@ class Rounds:
 
     @property
     def _apart(self) -> frozenset[PeerId]:
-        """The peers that live, and take no part on this channel."""
-        among = self._channel.among
-        return NOBODY if among is None else self._crew.live - among - {self.me}
+        """The peers that live, and take no part on this channel, or not yet."""
+        among, not_yet = self._channel.among, self._crew.not_yet(self._number)
+        return not_yet if among is None else not_yet | (self._crew.live - among - {self.me})
 
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
@@ -312,7 +312,8 @@ class Rounds:
         if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         effects += self._look_for_owners()
-        waiting = self._waiting - ask.aside
+        # others are done with a round that its trainer has numbered and that is two or more before theirs
+        waiting = NOBODY if number < self.highest - 1 else self._waiting - ask.aside
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         if self.budgets.computed_s > 0:
@@ -356,13 +357,14 @@ class Rounds:
             self._numbered = True
             return self._next(ask.number)
         number, steps = self._next(ask.due), self._crew.steps
-        if not self._serves:  # it begins what others have begun
+        steps_by = not self._serves and not self._channel.passing  # one begins what others have, one is a probe
+        if steps_by:
             number = steps.number(self._number, number)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
-        if not self._serves:
+        if steps_by:
             steps.begins(self._number, number, ask.weight > 0)
         return number
 
@@ -569,7 +571,7 @@ class Rounds:
             return []
         self.patience.answered(now_s, run.peer, number)
         if run.peer in self._unheard():  # no trainer may still keep it from taking part
-            return self._crew.presence.hear(run.peer)
+            return self._crew.hear(run.peer, self._number)
         self._outrun |= run.key.stage == NEVER and number == self.active
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 
@@ -641,7 +643,7 @@ class Rounds:
         those of another (rows are of the state after one; a round may be due): its peer would come to the
         next before its time, and all would wait for each other in every one from then on.
         """
-        if self._channel.averager.gathers or self._serves or self._crew.steps.has(self._number):
+        if self._channel.averager.gathers or self._serves or self._crew.steps.bind(self._number):
             return False
         if self.active is None or number != self.active + 1:
             return False

@@ -109,6 +109,10 @@ class Presence:
         """How many rounds in a row nothing has come from a peer."""
         return self._silent[peer]
 
+    def is_gone(self, peer: PeerId) -> bool:
+        """Whether a peer has been silent for so long that it owns nothing."""
+        return self._silent.get(peer, 0) >= GONE_AFTER
+
     def heard_lately(self, peer: PeerId) -> bool:
         """Whether a peer is here, and was not silent when it last owed a message (any thread may ask)."""
         return self._silent.get(peer) == 0 and peer not in self._left
@@ -220,7 +224,8 @@ class StepOrder:
         self._step = -1
         self._now: set[int] = set()  # the channels that this step had,
         self._before: set[int] = set()  # and those of the step before it
-        self._last = -1  # the channel that began a round last
+        self._last = -1  # the channel that began a round last,
+        self._gave = True  # and whether this peer gave anything to it, or to the one before of the same channel
 
     def number(self, channel: int, number: int) -> int:
         """The round of a channel that begins next. number: that which would, for all the channel knows."""
@@ -234,17 +239,27 @@ class StepOrder:
         gives: whether this peer adds anything to the round.
         """
         again, self._last = channel == self._last, channel
+        self._gave = gives or not again
         if channel in self._now:
             if gives or not again:
-                self._before, self._now = self._now, set()
+                # the step in which a peer finds that it was away may lack its last channels
+                rest = set() if gives and number == self._step + 1 else self._before
+                self._before, self._now = self._now | rest, set()
         elif channel not in self._before and self._now and number != self._step:
             return
         self._step = number
         self._now.add(channel)
 
-    def has(self, channel: int) -> bool:
-        """Whether each step has a round of this channel, as far as is known."""
-        return channel in self._now or channel in self._before
+    def bind(self, channel: int) -> bool:
+        """Whether the channel's round under way is one of a step's, as far as is known, and none of those that
+        a peer follows.
+        """
+        return channel in self.channels and (self._gave or channel != self._last)
+
+    @property
+    def channels(self) -> frozenset[int]:
+        """Those of which each step has a round, as far as is known."""
+        return frozenset(self._now | self._before)
 
     def opened(self, channel: int) -> None:
         """A channel is opened, perhaps anew: its rounds are counted from the first."""
@@ -282,6 +297,8 @@ class Crew:
         self.computed_s: dict[int, float] = {}
         self.plans = Plans()
         self.steps = StepOrder()
+        self._not_yet: dict[PeerId, frozenset[int]] = {}
+        """Of peers that were gone and are back: the channels of a step on which nothing has come of them yet."""
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 
@@ -358,6 +375,28 @@ class Crew:
             return others
         # clients in the last places change nothing by coming and going
         return tuple(int(peer in places) for peer in range(max(places) + 1))
+
+    def hear(self, peer: PeerId, channel: int) -> list[Effect]:
+        """Something came from a peer on a channel.
+
+        One that was gone comes back to each channel of a step by itself: it may stay in the rounds of the
+        first one until it has the crew's state, and all would wait for it in the next one's.
+        """
+        if self.presence.is_gone(peer):
+            self._not_yet[peer] = self.steps.channels
+        if peer in self._not_yet:
+            self._not_yet[peer] -= {channel}
+            if not self._not_yet[peer]:
+                del self._not_yet[peer]
+        return self.presence.hear(peer)
+
+    def hears(self, peer: PeerId, channel: int) -> bool:
+        """Whether it is no news that something comes from a peer on a channel."""
+        return peer in self.presence.heard and channel not in self._not_yet.get(peer, ())
+
+    def not_yet(self, channel: int) -> frozenset[PeerId]:
+        """The peers that are back, and have not come to this channel yet."""
+        return frozenset(peer for peer, channels in self._not_yet.items() if channel in channels)
 
     @property
     def growth(self) -> int:

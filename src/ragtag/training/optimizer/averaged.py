@@ -122,6 +122,9 @@ class AveragedModel:
         Its outcome takes that average's place (``None``: the average follows)."""
         self.look: Callable[[], None] = lambda: None
         """Called before each average: it gets the state of a crew that has gone on without this peer."""
+        self.is_apart: Callable[[], bool] = lambda: False
+        """Whether no average is due, whatever the schedule says: the crew has gone on without this peer, and the
+        state comes with another optimizer's average."""
         self.left_out: tuple[str, ...] = ()
         """Floating-point buffers that are not averaged (known once averaging has begun)."""
         self.left = False
@@ -220,7 +223,7 @@ class AveragedModel:
             self._end()
         if leads:
             self._siblings.averages(self, lambda: scheduling.due(self._steps, self._since))
-        elif self.accounting is None and scheduling.due(self._steps, self._since):
+        elif self.accounting is None and not self.is_apart() and scheduling.due(self._steps, self._since):
             if self.asked.partial or (delay and self.asked.averager.quorum):
                 self._turn()
             else:

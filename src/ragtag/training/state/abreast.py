@@ -94,6 +94,8 @@ class Abreast:
         self._keeper.take_in(averaged)
         if first:
             averaged.look = self._look
+        else:
+            averaged.is_apart = self._is_behind
         if not self._transport.late:
             return
         if first and averaged.follower is not None:
@@ -114,12 +116,23 @@ class Abreast:
         has the state.
         """
         kept, last = self._keeper.first, self._last_round
-        if kept is None or last is None or kept.stands_aside:
-            return
-        if kept.asked.averager.kind != "at once":
-            return  # in groups, and around a centre, there are no rounds that all have
-        if self._transport.heard_of(kept.channel) - last > 1 + CATCH_UP:
+        if kept is not None and last is not None and self._is_behind():
             self._was_away(kept, last, self._transport.now_s() - self._last_s)
+
+    def _is_behind(self) -> bool:
+        """Whether the first optimizer's rounds have gone on without this peer, and it has not got into step yet.
+
+        Until then its other optimizers average nothing. What they have is old, and peers that heard of it in
+        their rounds would wait for it there, while it stays in those of the first.
+        """
+        kept, last = self._keeper.first, self._last_round
+        if kept is None or kept.stands_aside:
+            return False
+        if kept.asked.averager.kind != "at once":
+            return False  # in groups, and around a centre, there are no rounds that all have
+        if last is None:
+            return kept.arrive is not None
+        return self._transport.heard_of(kept.channel) - last > 1 + CATCH_UP
 
     def averaged(self, outcome: Outcome) -> None:
         """After a round: give the state to a peer that waits for it; take it anew after a long absence, where

@@ -76,6 +76,23 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     assert peer.scheduling.spent.wait_s > waited_s
 
 
+def test_a_wait_is_as_long_as_the_clock_says_where_pauses_last_longer() -> None:
+    board = Board(n=2, live=frozenset({0, 1}))
+    board.tell(1, 0, step_s=0.1)
+    peer = Peer(board, SSP(bound=1))
+    peer.step()
+    began_s = board.at_s + 0.1
+
+    def oversleeps() -> None:
+        board.at_s += 0.015  # as long again as was asked for
+
+    board.slept = oversleeps
+    peer.step()
+    waited_s = peer.scheduling.spent.wait_s
+    assert waited_s == pytest.approx(board.at_s - 0.02 - began_s)
+    assert 1.5 * 0.12 <= waited_s <= 1.5 * 0.12 + 0.03
+
+
 def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
     board = Board(n=2, live=frozenset({0, 1}))
     board.tell(1, 0, step_s=100.0)

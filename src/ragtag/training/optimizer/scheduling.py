@@ -149,17 +149,18 @@ class Scheduling:
 
         It stands by for a peer no longer than the schedule says, counted from that peer's last step.
         """
-        waited_s = idle_s = 0.0
+        now_s = began_s = idle_from_s = self._peers.now_s()
         seen = -1
-        while True:
-            progress = self._progress(step, since, waited_s)
+        while True:  # by the clock: a pause lasts longer than was asked for, and to look takes time, too
+            progress = self._progress(step, since, now_s - began_s)
             decision = self._schedule.decide(progress)
             if isinstance(decision, Compute | Skip | Average):
                 break
             slowest, _ = lead(progress)
             clock = progress.clocks.get(slowest, -1)
-            idle_s, seen = (idle_s if clock == seen else 0.0), clock
-            if idle_s >= decision.at_most_s:
+            idle_from_s, seen = (idle_from_s if clock == seen else now_s), clock
+            ends_s = idle_from_s + decision.at_most_s
+            if now_s >= ends_s:
                 if self._pacer is not None:
                     self._pacer.overdue(slowest)
                 break
@@ -167,13 +168,11 @@ class Scheduling:
                 self._pacer.post()
             if self._gathering is not None:
                 self._gathering.stands_by()
-            pause_s = min(decision.for_s, decision.at_most_s - idle_s)
-            self._peers.pause(pause_s)
-            waited_s += pause_s
-            idle_s += pause_s
+            self._peers.pause(min(decision.for_s, ends_s - now_s))
+            before_s, now_s = now_s, self._peers.now_s()
             if slowest != self._peers.me:
-                self._charge(slowest, pause_s)
-        self.spent.wait_s += waited_s
+                self._charge(slowest, now_s - before_s)
+        self.spent.wait_s += now_s - began_s
         self._ended_s = self._peers.now_s()
         if self._gathering is not None:
             self._gathering.decided()

@@ -17,6 +17,7 @@ from ragtag.app.environment import Place
 from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Outcome
 from ragtag.schedules.every import LocalSteps
+from ragtag.schedules.matched import Matched
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -247,6 +248,29 @@ def test_where_a_quorum_is_enough_no_step_waits_for_an_average(quorum: int) -> N
     starts_s = [outcome.started_s for outcome in outcomes]
     apart_s = [later_s - earlier_s for earlier_s, later_s in pairwise(starts_s)]
     assert median(apart_s) == pytest.approx(2 * latency_s + step_s, abs=step_s)
+
+
+def test_steps_behind_an_average_count_as_computed_for_the_next_one() -> None:
+    """Peer 1 takes as long for a step as peer 0 for four: it averages after each of its own, and waits for
+    nobody."""
+    crew = SimulatedCrew(2, Faults(latency_s=0.001), cost=ComputeCost(0.05, speed=[1.0, 0.25]))
+
+    def train(peer: SimulatedTransport) -> tuple[float, int]:
+        model, outcomes = Flat(), list[Outcome]()
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), peer, model=model,
+            schedule=Matched(), overlap=True, on_outcome=outcomes.append,
+        )  # fmt: skip
+        for step in range(30 if peer.me else 120):
+            peer.compute()
+            model.w.grad = pull(peer.me, step).expand(300).clone()
+            optimizer.step()
+        return peer.now_s(), len(outcomes)
+
+    fast, slow = crew.run(train)
+    assert fast is not None and slow is not None
+    assert slow[0] <= 1.05 * 30 * 0.2
+    assert fast[1] >= 27 and slow[1] >= 27
 
 
 @pytest.mark.parametrize("least", [0, 5])

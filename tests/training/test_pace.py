@@ -54,8 +54,8 @@ class Board:
         posts: Mapping[int, Posted] = {p: Posted(p, topic, 1, blob) for p, blob in self.told.items()}
         return Notices(frozenset(range(1, self.n)), posts, {}, self.silent)
 
-    def tell(self, peer: int, steps: int, step_s: float = 0.1) -> None:
-        self.told[peer] = Pace(steps, step_s, 0.01).encode()
+    def tell(self, peer: int, steps: int, step_s: float = 0.1, exchange_s: float = 0.01) -> None:
+        self.told[peer] = Pace(steps, step_s, exchange_s).encode()
 
 
 def pacer(board: Board, notes: list[Noted] | None = None) -> Pacer:

@@ -76,6 +76,23 @@ def test_a_wait_for_a_peer_that_hangs_ends_and_is_not_repeated() -> None:
     assert peer.scheduling.spent.wait_s > waited_s
 
 
+def test_a_wait_is_as_long_as_the_clock_says_where_pauses_last_longer() -> None:
+    board = Board(n=2, live=frozenset({0, 1}))
+    board.tell(1, 0, step_s=0.1)
+    peer = Peer(board, SSP(bound=1))
+    peer.step()
+    began_s = board.at_s + 0.1
+
+    def oversleeps() -> None:
+        board.at_s += 0.015  # as long again as was asked for
+
+    board.slept = oversleeps
+    peer.step()
+    waited_s = peer.scheduling.spent.wait_s
+    assert waited_s == pytest.approx(board.at_s - 0.02 - began_s)
+    assert 1.5 * 0.12 <= waited_s <= 1.5 * 0.12 + 0.03
+
+
 def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
     board = Board(n=2, live=frozenset({0, 1}))
     board.tell(1, 0, step_s=100.0)
@@ -91,7 +108,7 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
 
 
 def test_a_step_that_others_may_wait_for_is_told_whatever_a_post_takes() -> None:
-    board = Board(n=2, live=frozenset({0, 1}), post_s=0.004)  # a hundredth of the time is a post in four steps
+    board = Board(n=2, live=frozenset({0, 1}), post_s=0.004)  # a hundredth is a post in four steps
     peer = Peer(board, SSP(bound=3))
     for _ in range(12):
         assert peer.step()
@@ -109,6 +126,22 @@ def test_a_slow_peer_is_set_aside_and_taken_back() -> None:
     board.tell(3, 9, 0.1)
     peer.step()
     assert peer.scheduling.aside == frozenset()
+
+
+def test_who_is_waited_for_follows_from_all_steps_between_averages() -> None:
+    board = Board(n=3, live=frozenset({0, 1, 2}))
+    board.tell(1, 1, step_s=0.1, exchange_s=1.0)
+    board.tell(2, 1, step_s=0.3, exchange_s=1.0)
+    each = Peer(board, Partial())
+    assert each.step()
+    assert each.scheduling.aside == frozenset()  # 3 turns in 1.3 s, or 2 in 1.1 s
+    every = Peer(board, Partial(every=10))
+    for step in range(1, 11):
+        board.at_s += 0.1
+        every.scheduling.worked(step)
+        assert every.scheduling.due(step, step) is (step == 10)
+    every.scheduling.begin()
+    assert every.scheduling.aside == {2}  # 3 turns in 4 s, or 2 in 2 s
 
 
 def test_where_the_time_went() -> None:

@@ -16,7 +16,7 @@ class Progress:
     """How far this peer has come when it is about to decide.
 
     step: local steps taken since the start.
-    since_average: those since the last average.
+    since_average: those since the last average began.
     n: peers in the crew.
     live: those believed to take part now (this one included).
     round_s: how long the last average took (``None``: there was none yet).
@@ -24,7 +24,7 @@ class Progress:
 
     What some schedules ask for beside it; each says what it does where it is not known.
     me: the peer that decides (-1: not told).
-    computed_s: time spent computing since the last average.
+    computed_s: time spent computing since the last average began.
     clocks: steps that each peer, this one included, is known to have taken.
     step_s: what a step of each peer takes, as measured.
     since_s: how long ago each took its last step.

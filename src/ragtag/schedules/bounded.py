@@ -27,7 +27,8 @@ class BoundedStaleness:
 
     Where nobody's clock is known there is nobody to wait for. A wait ends by itself after 1.5 times what
     the steps that are missing should take, by what the slowest (else this peer) was measured to need for
-    one, and an average took.
+    one, and an average took. The steps that this peer takes then, or while another one is silent, are not
+    counted: one that comes back has nothing to make up, and may stay so many steps behind.
     Raises ValueError: ``bound`` below 1 (0 is a barrier: average every step).
     """
 

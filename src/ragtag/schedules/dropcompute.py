@@ -2,7 +2,8 @@
 
 "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
 Giladi, Gottlieb, Shkolnik, Karnieli, Banner, Hoffer, Levy, Soudry, NeurIPS 2023 (arXiv 2306.10598):
-algorithm 1, and algorithm 2 for the threshold. Averages are weighted by the samples that were used.
+algorithm 1, and algorithm 2 for the threshold. The paper weighs averages by the samples that were used: give
+``weight="samples"``, as each peer counts the same else, however many it dropped.
 """
 
 from __future__ import annotations

@@ -54,6 +54,23 @@ def test_names_are_shown_before_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_what_messages_and_documents_say_to_write_is_there() -> None:
+    said = [*(ROOT / "src").rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        (name, path.name)
+        for path in said
+        for name in re.findall(r"\bragtag\.((?:[a-z]\w*\.)?[A-Z]\w*)\(", path.read_text(encoding="utf-8"))
+    }
+    assert {"schedules.SSP", "RPS"} <= {name for name, _ in named}
+    missing = set()
+    for name, where in sorted(named):
+        try:
+            operator.attrgetter(name)(ragtag)
+        except AttributeError:
+            missing.add(f"{where}: ragtag.{name}")
+    assert not missing
+
+
 CREW = (
     "rank size live seed left invitation",
     "optimizer tensors cut secure_average private kfac split epochs step keep save resume",

@@ -73,8 +73,8 @@ class Scheduling:
     """One optimizer's schedule at work.
 
     A schedule with ``paced`` (it asks for others' speeds or clocks) or ``partial`` (it does not wait for all
-    in a round) has this peer post its pace; for the others nothing is posted. One with ``follows`` asks
-    whether others have begun to average.
+    in a round, to which peers come after ``every`` steps, else after each) has this peer post its pace; for
+    the others nothing is posted. One with ``follows`` asks whether others have begun to average.
 
     began: whether they have.
     gathering: what is gathered towards a target batch, where the schedule has one.
@@ -91,12 +91,15 @@ class Scheduling:
     ) -> None:
         self._schedule, self._peers, self._gathering = schedule, peers, gathering
         self.partial = bool(getattr(schedule, "partial", False))
+        self._every = int(getattr(schedule, "every", 1))
         self._began = began if getattr(schedule, "follows", False) else None
         paced = self.partial or bool(getattr(schedule, "paced", False))
         self._pacer = Pacer(peers, name, note) if paced else None
         self._paces: Paces | None = None
         self._aside: frozenset[PeerId] = frozenset()
         self._computed_s = 0.0
+        self._offered_s: float | None = None
+        """How long was computed for the average that is under way; ``None``: there is none."""
         self._round_s: float | None = None
         self._round = -1
         self._ended_s: float | None = None
@@ -146,17 +149,18 @@ class Scheduling:
 
         It stands by for a peer no longer than the schedule says, counted from that peer's last step.
         """
-        waited_s = idle_s = 0.0
+        now_s = began_s = idle_from_s = self._peers.now_s()
         seen = -1
-        while True:
-            progress = self._progress(step, since, waited_s)
+        while True:  # by the clock: a pause lasts longer than was asked for, and to look takes time, too
+            progress = self._progress(step, since, now_s - began_s)
             decision = self._schedule.decide(progress)
             if isinstance(decision, Compute | Skip | Average):
                 break
             slowest, _ = lead(progress)
             clock = progress.clocks.get(slowest, -1)
-            idle_s, seen = (idle_s if clock == seen else 0.0), clock
-            if idle_s >= decision.at_most_s:
+            idle_from_s, seen = (idle_from_s if clock == seen else now_s), clock
+            ends_s = idle_from_s + decision.at_most_s
+            if now_s >= ends_s:
                 if self._pacer is not None:
                     self._pacer.overdue(slowest)
                 break
@@ -164,13 +168,11 @@ class Scheduling:
                 self._pacer.post()
             if self._gathering is not None:
                 self._gathering.stands_by()
-            pause_s = min(decision.for_s, decision.at_most_s - idle_s)
-            self._peers.pause(pause_s)
-            waited_s += pause_s
-            idle_s += pause_s
+            self._peers.pause(min(decision.for_s, ends_s - now_s))
+            before_s, now_s = now_s, self._peers.now_s()
             if slowest != self._peers.me:
-                self._charge(slowest, pause_s)
-        self.spent.wait_s += waited_s
+                self._charge(slowest, now_s - before_s)
+        self.spent.wait_s += now_s - began_s
         self._ended_s = self._peers.now_s()
         if self._gathering is not None:
             self._gathering.decided()
@@ -195,10 +197,14 @@ class Scheduling:
         return self._round + gone if self._passed else -1
 
     def begin(self) -> frozenset[PeerId]:
-        """An average begins. Returns the peers that it does not wait for."""
+        """An average begins: what is computed from now on is for the next. Returns the peers that it does
+        not wait for.
+        """
+        self._offered_s, self._computed_s = self._computed_s, 0.0
         if self.partial:
             paces = self._read()
-            self._aside = set_aside(paces.step_s, self._aside & paces.live, paces.exchange_s)
+            between_s = {peer: self._every * s for peer, s in paces.step_s.items()}
+            self._aside = set_aside(between_s, self._aside & paces.live, paces.exchange_s)
         return self._aside
 
     def averaged(self, outcome: Outcome, kept: bool = False) -> None:
@@ -216,10 +222,12 @@ class Scheduling:
             self._cycles_s.append((now_s - self._averaged_s) / (outcome.round - self._round))
         self._averaged_s = now_s
         self._round, self._passed = outcome.round, 0
-        spent.lost_s += 0.0 if kept else self._computed_s * float(unheard(outcome, self._peers.me).mean())
+        if self._offered_s is None:  # it was not begun: this peer took over what others have
+            self._offered_s, self._computed_s = self._computed_s, 0.0
+        spent.lost_s += 0.0 if kept else self._offered_s * float(unheard(outcome, self._peers.me).mean())
         for peer in outcome.missed or (() if outcome.last < 0 else (outcome.last,)):
             self._charge(peer, min(outcome.scatter_s, waited_s))  # local steps may have gone on meanwhile
-        self._ended_s, self._computed_s, self._round_s = now_s, 0.0, outcome.total_s
+        self._ended_s, self._offered_s, self._round_s = now_s, None, outcome.total_s
         if self._pacer is not None:
             self._pacer.averaged(outcome.gather_s)
 

@@ -19,7 +19,7 @@ from ragtag.training.optimizer.scheduling import Scheduling
 _CROSSWISE = (
     "averages at steps of its own, so that peers would wait for each other crosswise: give both the same "
     'target_batch (with average="gradients"), or the one without it a schedule that waits for nobody '
-    "(ragtag.Partial(), ragtag.SSP(), ragtag.Asynchronous())"
+    "(as ragtag.schedules.Partial(), SSP(4) or Asynchronous())"
 )
 
 

@@ -28,7 +28,7 @@ script logs are not noised. Nor is what other optimizers send that learn from th
 credit is given for a batch that was not used, for a round that was lost, or for noise that others add.
 ``PrivacyLedger`` keeps the count in a file beside the samples, written before the batch is handed out. A
 restart, a rollback to an older checkpoint, and a crash find it there, so epsilon never falls. Snapshots and
-checkpoints have it, too.
+checkpoints have it, too; ``crew.resume`` takes the most that any checkpoint of the folder says.
 
 Noise and batches come from the operating system's randomness; with ``seed``, for simulations and tests, from
 named seeded streams, which protect nothing (``privacy.noise``).
@@ -101,7 +101,7 @@ class PrivacyLedger:
 
     holder: whose samples these are, the same in each run: what was kept elsewhere is found by it.
     path: a file that is written before each batch; one process at a time has it. ``None``: no file, so that
-        a run that goes back to an older checkpoint forgets what came after it.
+        a run that resumes knows what this holder's last checkpoint says, and not what came after it.
 
     Raises:
         ValueError: the file is another holder's, or damaged.
@@ -218,6 +218,9 @@ class PrivateTraining:
         TypeError: something else stands in the ledger's place.
         NoOpacus: it is not installed.
     """
+
+    only_grows = True
+    """Loading a state adds what is not known here, and takes nothing back: ``crew.resume`` loads all."""
 
     def __init__(
         self,

@@ -2063,7 +2063,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "private: a rollback gives epsilon back",
         DP,
-        "if steps > self._spent.get(key, 0)",
+        "if steps > counts.spent.get(key, 0)",
         "if True",
         (PRIVATE, "-k", "rollback"),
     ),
@@ -2077,9 +2077,23 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "private: what is spent is known to this process only",
         DP,
-        "write_whole(self._path, [text.encode()], mode=0o600)",
+        "write_whole(counts.path, [text.encode()], mode=0o600)",
         "pass",
         (PRIVATE, "-k", "restart"),
+    ),
+    Sabotage(
+        "private: a ledger that a process makes again counts for itself",
+        DP,
+        "if counts is None or counts.process != os.getpid():",
+        "if True:",
+        (PRIVATE, "-k", "goes_on_counting"),
+    ),
+    Sabotage(
+        "private: who resumes another's checkpoint has its own epsilon from nowhere",
+        "src/ragtag/training/state/keeper.py",
+        "        self._grow(self.extra)\n",
+        "        pass\n",
+        ("tests/app/crew/test_private.py", "-k", "newest_checkpoint"),
     ),
     Sabotage(
         "private: batch norm without weights is let in",

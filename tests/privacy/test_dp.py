@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -342,12 +343,47 @@ def test_a_ledger_that_cannot_be_written_hands_out_no_batch(tmp_path: Path) -> N
     assert private.ledger.steps == 0
 
 
-def test_two_cannot_count_in_one_file(tmp_path: Path) -> None:
+COUNTS = """
+import sys
+from ragtag.privacy import PrivacyLedger
+try:
+    PrivacyLedger("A", sys.argv[1])
+except BlockingIOError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_two_processes_cannot_count_in_one_file(tmp_path: Path) -> None:
+    def other() -> str:
+        path = str(tmp_path / "spent.json")
+        run = subprocess.run([sys.executable, "-c", COUNTS, path], capture_output=True, timeout=60)
+        return run.stderr.decode()
+
     first = PrivacyLedger("A", tmp_path / "spent.json")
-    with pytest.raises(BlockingIOError, match="give each holder of samples its own"):
-        PrivacyLedger("A", tmp_path / "spent.json")
+    assert "another process counts in this ledger: end it" in other()
     first.close()
-    PrivacyLedger("A", tmp_path / "spent.json").close()
+    assert other() == ""
+
+
+def test_a_process_that_makes_its_ledger_again_goes_on_counting(tmp_path: Path) -> None:
+    """As a notebook's cell that is run again: the old one may still be held somewhere, and count."""
+    path = tmp_path / "spent.json"
+    first = PrivacyLedger("A", path)
+    first.spend(1.0, 0.1)
+    again = PrivacyLedger("A", tmp_path / "." / "spent.json")
+    again.spend(1.0, 0.1)
+    first.spend(1.0, 0.1)
+    assert first.steps == again.steps == 3
+    with pytest.raises(ValueError, match="ledger of 'A'"):
+        PrivacyLedger("B", path)
+    first.close()
+    again.spend(1.0, 0.1)
+    again.close()
+    last = PrivacyLedger("A", path)
+    assert last.steps == 4, "in the file"
+    last.spend(1.0, 0.1)
+    first.spend(1.0, 0.1)
+    assert last.steps == 6, "what was closed takes nothing back"
 
 
 def test_another_holders_or_a_damaged_ledger_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ script logs are not noised. Nor is what other optimizers send that learn from th
 credit is given for a batch that was not used, for a round that was lost, or for noise that others add.
 ``PrivacyLedger`` keeps the count in a file beside the samples, written before the batch is handed out. A
 restart, a rollback to an older checkpoint, and a crash find it there, so epsilon never falls. Snapshots and
-checkpoints have it, too.
+checkpoints have it, too; ``crew.resume`` takes the most that any checkpoint of the folder says.
 
 Noise and batches come from the operating system's randomness; with ``seed``, for simulations and tests, from
 named seeded streams, which protect nothing (``privacy.noise``).
@@ -45,7 +45,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -100,8 +102,9 @@ class PrivacyLedger:
     """How much of the privacy of one holder's samples is spent: steps by noise and rate. It only grows.
 
     holder: whose samples these are, the same in each run: what was kept elsewhere is found by it.
-    path: a file that is written before each batch; one process at a time has it. ``None``: no file, so that
-        a run that goes back to an older checkpoint forgets what came after it.
+    path: a file that is written before each batch; one process at a time has it, and all that it makes of
+        this path are one ledger (a notebook's cell that is run again goes on counting). ``None``: no file, so
+        that a run that resumes knows what this holder's last checkpoint says, and not what came after it.
 
     Raises:
         ValueError: the file is another holder's, or damaged.
@@ -113,56 +116,89 @@ class PrivacyLedger:
         if not holder or len(holder) > _HOLDER_CHARS_MAX:
             raise ValueError(f"the holder is {holder[:40]!r}; name whose samples these are")
         self.holder = holder
-        self._path = None if path is None else Path(path)
-        self._lock: int | None = None
-        self._spent: dict[tuple[float, float], int] = {}
-        if self._path is not None:
-            self._open(self._path)
+        self._counts = _Counts(None) if path is None else _counts_of(Path(path), holder)
+        self._counts.users.add(self)
 
     @property
     def spent(self) -> dict[tuple[float, float], int]:
         """Steps by noise multiplier and sampling rate; a copy."""
-        return dict(self._spent)
+        return dict(self._counts.spent)
 
     @property
     def steps(self) -> int:
         """All steps."""
-        return sum(self._spent.values())
+        return sum(self._counts.spent.values())
 
     def spend(self, noise_multiplier: float, rate: float) -> None:
         """Count a step; it is in the file when this returns. Raises OSError: nothing was counted."""
-        self._take({(noise_multiplier, rate): self._spent.get((noise_multiplier, rate), 0) + 1})
+        with self._open().one_at_a_time:
+            self._take({(noise_multiplier, rate): self._counts.spent.get((noise_multiplier, rate), 0) + 1})
 
     def epsilon(self, delta: float) -> float:
         """What all steps come to. Raises as ``epsilon_of``."""
-        return epsilon_of(self._spent, delta)
+        return epsilon_of(self.spent, delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"holder": self.holder, "spent": [[*key, steps] for key, steps in self._spent.items()]}
+        return {"holder": self.holder, "spent": [[*key, steps] for key, steps in self.spent.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what is more than is known here; another holder's says nothing of these samples."""
         if state["holder"] == self.holder:
-            self._take({(noise, rate): steps for noise, rate, steps in state["spent"]})
+            with self._open().one_at_a_time:
+                self._take({(noise, rate): steps for noise, rate, steps in state["spent"]})
+
+    def close(self) -> None:
+        """Let another process have the file, unless another ledger here counts in it."""
+        self._counts.users.discard(self)
+        if not self._counts.users:
+            self._counts.close()
+
+    def _open(self) -> _Counts:
+        """Who writes has the file, and knows all that is in it: one that was closed opens it again."""
+        if self._counts.path is not None and self not in self._counts.users:
+            self._counts = _counts_of(self._counts.path, self.holder)
+            self._counts.users.add(self)
+        return self._counts
+
+    def _take(self, found: Mapping[tuple[float, float], int]) -> None:
+        """Of each kind of step the larger number counts."""
+        counts = self._counts
+        grown = {key: steps for key, steps in found.items() if steps > counts.spent.get(key, 0)}
+        if not grown:
+            return
+        new = counts.spent | grown
+        if counts.path is not None:
+            entries = [[*key, steps] for key, steps in new.items()]
+            text = json.dumps({"holder": self.holder, "spent": entries}, indent=1)
+            write_whole(counts.path, [text.encode()], mode=0o600)
+        counts.spent = new
+
+
+class _Counts:
+    """What was spent, and its file (``None``: none), which this process has: its ledgers of it count here.
+
+    Raises ValueError: the file is damaged; BlockingIOError: another process has it; OSError.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.process = path, os.getpid()
+        self.holder: str | None = None
+        """As the file says; ``None``: there was none."""
+        self.spent: dict[tuple[float, float], int] = {}
+        self.users: WeakSet[PrivacyLedger] = WeakSet()
+        self.one_at_a_time = Lock()
+        self._lock: int | None = None
+        if path is not None:
+            self._open(path)
 
     def close(self) -> None:
         """Let another process have the file."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _take(self, found: Mapping[tuple[float, float], int]) -> None:
-        """Of each kind of step the larger number counts."""
-        grown = {key: steps for key, steps in found.items() if steps > self._spent.get(key, 0)}
-        if not grown:
-            return
-        new = self._spent | grown
-        if self._path is not None:
-            entries = [[*key, steps] for key, steps in new.items()]
-            text = json.dumps({"holder": self.holder, "spent": entries}, indent=1)
-            write_whole(self._path, [text.encode()], mode=0o600)
-        self._spent = new
+        if self.path is not None and _here.get(self.path) is self:
+            del _here[self.path]
 
     def _open(self, path: Path) -> None:
         self._lock = os.open(
@@ -175,7 +211,8 @@ class PrivacyLedger:
         except BlockingIOError:
             self.close()
             raise BlockingIOError(
-                f"{path}: another process counts in this ledger: give each holder of samples its own"
+                f"{path}: another process counts in this ledger: end it, if these are the same samples; give "
+                "each holder of samples its own"
             ) from None
         except BaseException:
             self.close()
@@ -185,15 +222,31 @@ class PrivacyLedger:
         try:
             found = json.loads(path.read_bytes())
             spent = {(float(noise), float(rate)): int(steps) for noise, rate, steps in found["spent"]}
-            whose = found["holder"]
+            self.holder = found["holder"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} is no ledger ({error!r}); bring it back from a copy: without it, what was spent of "
                 "these samples is not known"
             ) from None
-        if whose != self.holder:
-            raise ValueError(f"{path} is the ledger of {whose!r}, and these samples are {self.holder!r}'s")
-        self._spent = spent
+        self.spent = spent
+
+
+_here: dict[Path, _Counts] = {}
+"""Of files that this process has."""
+
+
+def _counts_of(path: Path, holder: str) -> _Counts:
+    path = Path(os.path.realpath(path))
+    counts = _here.get(path)
+    if counts is None or counts.process != os.getpid():  # a child has its parent's memory, and not its file
+        counts = _Counts(path)
+        counts.holder = counts.holder or holder
+    if counts.holder != holder:
+        if not counts.users:
+            counts.close()
+        raise ValueError(f"{path} is the ledger of {counts.holder!r}, and these samples are {holder!r}'s")
+    _here[path] = counts
+    return counts
 
 
 class PrivateTraining:
@@ -218,6 +271,9 @@ class PrivateTraining:
         TypeError: something else stands in the ledger's place.
         NoOpacus: it is not installed.
     """
+
+    only_grows = True
+    """Loading a state adds what is not known here, and takes nothing back: ``crew.resume`` loads all."""
 
     def __init__(
         self,

@@ -55,6 +55,28 @@ def test_who_resumes_has_the_epsilon_that_it_had(tmp_path: Path) -> None:
         assert trained(crew, PrivacyLedger("B"), tmp_path, 0).ledger.steps == 0, "other samples"
 
 
+@pytest.mark.parametrize("resumed", ["after crew.private", "before it", "as a late peer"])
+def test_the_newest_checkpoint_is_anothers_and_epsilon_is_what_ones_own_says(
+    tmp_path: Path, resumed: str
+) -> None:
+    """Peers of one folder go on from the newest checkpoint of any of them, which has its writer's ledger."""
+    with ragtag.join() as crew:
+        trained(crew, PrivacyLedger("A"), tmp_path, 2)
+    with ragtag.join() as crew:
+        trained(crew, PrivacyLedger("B"), tmp_path, 1)
+    with ragtag.join() as crew:
+        ledger, model = PrivacyLedger("A"), nn.Linear(2, 1)
+        optimizer = crew.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        if resumed == "before it":
+            crew.resume(tmp_path)
+        crew.private(model, optimizer, loader(), ledger=ledger, **HOW)
+        if resumed == "after crew.private":
+            crew.resume(tmp_path)
+        if resumed == "as a late peer":  # it has the crew's state, of which its own ledger is no part
+            crew._peer.keeper.look_back(tmp_path)
+        assert ledger.steps == 8
+
+
 def test_trace_and_report_tell_what_was_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     run.mkdir()

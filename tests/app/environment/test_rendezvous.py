@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
 
 from ragtag.app.environment import (
     Announcement,
@@ -134,6 +136,34 @@ def test_a_store_that_does_not_answer_is_named() -> None:
     place = Place(1, 2, "c", rendezvous=Rendezvous("127.0.0.1", port := _free_port(), False, "ragtag/c"))
     with pytest.raises(TimeoutError, match=f"torchrun's store at 127.0.0.1:{port} did not answer"):
         exchange_addresses(place, ("127.0.0.1", 5), deadline_s=0.5)
+
+
+def test_peers_that_were_told_of_other_numbers_of_peers_say_so() -> None:
+    """Each waits for a peer that never comes; none takes an address of the other crew."""
+    port = _free_port()
+
+    def peer(rank: int) -> None:
+        way = Rendezvous("127.0.0.1", port, rank == 0, "ragtag/c")
+        exchange_addresses(Place(rank, 2 + rank, "c", rendezvous=way), ("127.0.0.1", 5), deadline_s=1.0)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(peer, 0), threads.submit(peer, 1)
+        with pytest.raises(TimeoutError, match=r"peer 1 of 2 .* WORLD_SIZE is 3 elsewhere: make them equal"):
+            first.result(30)
+        with pytest.raises(TimeoutError, match=r"peer 0, 2 of 3 .* WORLD_SIZE is 2 elsewhere"):
+            second.result(30)
+
+
+def test_a_store_that_ends_while_peers_wait_for_each_other_is_named() -> None:
+    port = _free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    place = Place(1, 2, "c", rendezvous=Rendezvous("127.0.0.1", port, False, "ragtag/c"))
+    with ThreadPoolExecutor(1) as threads:
+        peer = threads.submit(exchange_addresses, place, ("127.0.0.1", 5), deadline_s=30.0)
+        store.wait(["ragtag/c/of 2/address/1"])  # it waits for peer 0 now
+        del store  # its process is killed
+        with pytest.raises(TimeoutError, match=f"store at 127.0.0.1:{port} has ended .* with peer 0"):
+            peer.result(30)
 
 
 def test_peers_started_by_torchrun_exchange_addresses_through_its_agents_store(tmp_path: Path) -> None:

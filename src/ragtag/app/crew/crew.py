@@ -416,7 +416,10 @@ class Crew:
                 "crew.private: K-FAC averages factors of samples, which no noise hides: leave it out"
             )
         if PRIVATE in peer.keeper.extra:
-            raise ValueError("crew.private: this peer trains one model privately already")
+            raise ValueError(
+                "crew.private: this peer trains one model privately already: go on with what it returned, or "
+                "leave and join again"
+            )
         named = {id(other._averaged) for other in [optimizer, *beside] if isinstance(other, CrewOptimizer)}
         for averaged in peer.models:
             if id(averaged) not in named:

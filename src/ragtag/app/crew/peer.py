@@ -365,6 +365,7 @@ class Peer:
         if not isinstance(self.transport, DriverTransport):
             return self.keeper.resume(folder)
         if self.transport.late:
+            self.keeper.look_back(folder)
             return None
         found = self.keeper.resume(folder)
         with self._phases.of("state"):

@@ -47,6 +47,10 @@ def reachable_host(place: Place) -> str:
 _stores: list[TorchStore] = []  # a hosted store lives as long as its process: others may still be reading
 
 
+_SIZES = "first size", "newest size"
+"""How many peers the first, and the last, that came was told that there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What peers tell each other before they meet: where each takes data, by number.
@@ -74,7 +78,8 @@ def exchange_addresses(
     that reaches it can read the key.
 
     Raises:
-        TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer.
+        TimeoutError: naming the peers that did not tell theirs in time, or the store that did not answer,
+            or has ended.
         PlaceError: what a peer told, or the launcher says, is no address that this peer can send to.
     """
     if place.rendezvous is None:
@@ -91,6 +96,30 @@ def exchange_addresses(
     until_s = time.monotonic() + deadline_s
     store = _connect(place.rendezvous, deadline_s)
     _stores.append(store)
+    try:
+        return _exchanged(store, place, place.rendezvous, my_address, my_member, until_s, deadline_s)
+    except RuntimeError:  # torch's DistNetworkError is one
+        raise TimeoutError(
+            f"torchrun's store at {_where(place.rendezvous)} has ended while peers told each other their "
+            "addresses: without an agent it ends with peer 0, whose output says why"
+        ) from None
+
+
+def _exchanged(
+    whole: TorchStore,
+    place: Place,
+    rendezvous: Rendezvous,
+    my_address: Address,
+    my_member: Address | None,
+    until_s: float,
+    deadline_s: float,
+) -> Known:
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public all the same
+
+    # for messages alone: an agent keeps its store, and what is in it, when the number of its workers changes
+    whole.compare_set(_SIZES[0], "", str(place.size))
+    whole.set(_SIZES[1], str(place.size))
+    store = PrefixStore(f"of {place.size}", whole)  # no peer takes addresses of a crew of another size
     mine = [my_address] if my_member is None else [my_address, my_member]
     store.set(f"address/{place.rank}", " ".join(map(format_address, mine)))
     if place.rank == 0:
@@ -100,8 +129,10 @@ def exchange_addresses(
         store.wait(keys, timedelta(seconds=max(0.001, until_s - time.monotonic())))
     except RuntimeError:  # torch's DistStoreError is one
         silent = ", ".join(str(peer) for peer in range(place.size) if not store.check([keys[peer]]))
+        others = {whole.get(key).decode("ascii", "replace")[:9] for key in _SIZES} - {str(place.size)}
+        asked = f"WORLD_SIZE is {min(others)} elsewhere: make them equal" if others else "has it started?"
         raise TimeoutError(
-            f"no address from peer {silent} of {place.size} within {deadline_s:g} s; has it started?"
+            f"no address from peer {silent} of {place.size} within {deadline_s:g} s; {asked}"
         ) from None
     try:
         told = [store.get(key).decode("ascii", "replace").split() for key in keys[:-1]]
@@ -115,13 +146,17 @@ def exchange_addresses(
     except ValueError as error:
         raise PlaceError(f"in torchrun's store: {error}") from None
     store.set(f"read/{place.rank}", "yes")
-    if place.rendezvous.hosted:  # stay until all have read; one that does not is missed by its peers later
+    if rendezvous.hosted:  # stay until all have read; one that does not is missed by its peers later
         left_s = max(0.001, until_s - time.monotonic())
         with suppress(RuntimeError):
             store.wait([f"read/{peer}" for peer in range(place.size)], timedelta(seconds=left_s))
     if len(members) < place.size or len(key) != KEY_BYTES:
         return Known(found)
     return Known(found, members, key)
+
+
+def _where(rendezvous: Rendezvous) -> str:
+    return format_address((rendezvous.host, rendezvous.port))
 
 
 def _connect(rendezvous: Rendezvous, deadline_s: float) -> TorchStore:
@@ -137,7 +172,6 @@ def _connect(rendezvous: Rendezvous, deadline_s: float) -> TorchStore:
             multi_tenant=True,  # a later init_process_group in this process shares the server
         )
     except RuntimeError as error:
-        where = format_address((rendezvous.host, rendezvous.port))
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TimeoutError(f"torchrun's store at {where} did not answer: {first_line}") from None
+        raise TimeoutError(f"torchrun's store at {_where(rendezvous)} did not answer: {first_line}") from None
     return PrefixStore(rendezvous.prefix, store)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +160,17 @@ class Checkpoints:
         except (Damage, ValueError) as why:
             _log.warning("damaged checkpoint %s", Damaged(path, str(why)))
             return None
+
+    def every(self) -> Iterator[Snapshot]:
+        """All whole checkpoints of all peers, one at a time, in no order. Damaged ones are passed over.
+
+        Raises OSError when the folder cannot be read.
+        """
+        for path in files_in(self.folder) if self.folder.exists() else ():
+            try:
+                yield Snapshot.from_bytes(read_whole(path, self.bytes_max)[1])
+            except (Damage, ValueError, FileNotFoundError):
+                continue
 
     def latest(self) -> Found | None:
         """The newest whole checkpoint of any peer (see the module); None: there are none.

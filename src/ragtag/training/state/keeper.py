@@ -108,6 +108,7 @@ class StateKeeper:
         self._schema = 0
         self._fetches = 0
         self._before = 0  # rounds of the training before this run
+        self._told_in: Checkpoints | None = None  # where this run resumed, or looked for what to resume
         self._folders: dict[Path, None] = {}  # where checkpoints of this run may be, the newest known last
 
     def serve(self, shelf: Shelf) -> None:
@@ -174,6 +175,7 @@ class StateKeeper:
                 )
             loaded |= self._load_found({name: holder})
             self.extra[name] = holder
+            self._grow({name: holder})
         if loaded and self._pending is not None:
             self._set_options(self._pending)
 
@@ -394,6 +396,7 @@ class StateKeeper:
         checkpoints = Checkpoints(folder, peer=self.me)
         found = checkpoints.latest()
         self._count_on(checkpoints, 0)
+        self.look_back(folder)
         if found is None:
             return None
         for damaged in found.damaged:
@@ -406,6 +409,21 @@ class StateKeeper:
         self.tell(Noted("resumed", self.me, f"from {found.path.name}, step {found.step}"))
         self._resume_own(checkpoints, found)
         return found
+
+    def look_back(self, folder: Path) -> None:
+        """What only grows (``PrivateTraining``) is now all that any checkpoint of the folder tells, whichever
+        state this peer goes on from: another peer's checkpoint, or the crew's, tells nothing of it.
+        """
+        self._told_in = Checkpoints(folder, peer=self.me)
+        self._grow(self.extra)
+
+    def _grow(self, holders: Mapping[str, Stateful]) -> None:
+        growing = {name: holder for name, holder in holders.items() if getattr(holder, "only_grows", False)}
+        if not growing or self._told_in is None:
+            return
+        for snapshot in self._told_in.every():
+            for name in growing.keys() & snapshot.extra.keys():
+                growing[name].load_state_dict(snapshot.extra[name])
 
     def _resume_own(self, checkpoints: Checkpoints, found: Found) -> None:
         """What this peer had not delivered is in its own checkpoint of that step, if anywhere."""

@@ -108,13 +108,7 @@ def test_a_peer_that_leaves_while_it_is_waited_for_ends_the_wait() -> None:
 
 
 def test_a_step_that_others_may_wait_for_is_told_whatever_a_post_takes() -> None:
-<<<<<<< HEAD
     board = Board(n=2, live=frozenset({0, 1}), post_s=0.004)  # a hundredth is a post in four steps
-=======
-    board = Board(
-        n=2, live=frozenset({0, 1}), post_s=0.004
-    )  # a hundredth of the time is a post in four steps
->>>>>>> trial-b
     peer = Peer(board, SSP(bound=3))
     for _ in range(12):
         assert peer.step()

@@ -357,14 +357,14 @@ class Rounds:
             self._numbered = True
             return self._next(ask.number)
         number, steps = self._next(ask.due), self._crew.steps
-        steps_by = not self._serves and not self._channel.passing  # one begins what others have, one is a probe
-        if steps_by:
+        of_steps = not self._serves and not self._channel.passing  # it begins what others have; it is a probe
+        if of_steps:
             number = steps.number(self._number, number)
         early = self.rounds.get(number)
         self._tardy = self._tardy + 1 if early is not None and early.told else 0
         if self._leaves_it(number, ask):
             number, self._tardy = number + 1, 0
-        if steps_by:
+        if of_steps:
             steps.begins(self._number, number, ask.weight > 0)
         return number
 

@@ -224,8 +224,8 @@ class StepOrder:
         self._step = -1
         self._now: set[int] = set()  # the channels that this step had,
         self._before: set[int] = set()  # and those of the step before it
-        self._last = -1  # the channel that began a round last,
-        self._gave = True  # and whether this peer gave anything to it, or to the one before of the same channel
+        self._last = -1  # the channel that began a round last
+        self._follows = False  # whether this peer gives nothing to it, round after round
 
     def number(self, channel: int, number: int) -> int:
         """The round of a channel that begins next. number: that which would, for all the channel knows."""
@@ -239,7 +239,7 @@ class StepOrder:
         gives: whether this peer adds anything to the round.
         """
         again, self._last = channel == self._last, channel
-        self._gave = gives or not again
+        self._follows = again and not gives
         if channel in self._now:
             if gives or not again:
                 # the step in which a peer finds that it was away may lack its last channels
@@ -251,10 +251,10 @@ class StepOrder:
         self._now.add(channel)
 
     def bind(self, channel: int) -> bool:
-        """Whether the channel's round under way is one of a step's, as far as is known, and none of those that
-        a peer follows.
+        """Whether the channel's round under way is one of a step's, as far as is known, and none that this peer
+        only follows.
         """
-        return channel in self.channels and (self._gave or channel != self._last)
+        return channel in self.channels and not (self._follows and channel == self._last)
 
     @property
     def channels(self) -> frozenset[int]:

@@ -708,6 +708,22 @@ def test_what_belongs_to_a_round_of_another_channel_is_not_moved_on(
     assert rounds.active == active
 
 
+@pytest.mark.parametrize(("newest", "waits"), [(5, True), (6, False), (60, False)])
+def test_in_a_round_that_its_trainer_numbers_and_all_have_left_nobody_is_waited_for(
+    newest: int, waits: bool
+) -> None:
+    """One that froze before it compared replicas came back to a comparison of long ago, until a deadline."""
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(gather, TINY, 6, probe_s=100.0, rtt_s=0.01))
+    rows = np.zeros((1, CHUNK_BYTES), np.uint8)
+    for peer in (1, 2):
+        ones, bits = np.ones(1, np.float32), np.array([1 << peer], np.uint64)
+        run = whole_message(peer, MessageKey(0, newest, SCATTER, peer), rows, ones, bits)
+        node.step(0.0, Arrived((run,)))
+    effects = node.step(0.0, Offer(0, rows, 1.0, number=4))
+    assert bool(outcomes_of(effects)) is not waits
+
+
 def test_who_begins_too_late_again_and_again_leaves_a_round_out() -> None:
     node, often = owner_of_all(), 5
     numbers: list[int] = []

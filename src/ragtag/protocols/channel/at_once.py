@@ -643,7 +643,7 @@ class Rounds:
         those of another (rows are of the state after one; a round may be due): its peer would come to the
         next before its time, and all would wait for each other in every one from then on.
         """
-        if self._channel.averager.gathers or self._serves or self._crew.steps.bind(self._number):
+        if self._channel.averager.gathers or self._serves or self._crew.steps.has(self._number):
             return False
         if self.active is None or number != self.active + 1:
             return False

@@ -225,7 +225,6 @@ class StepOrder:
         self._now: set[int] = set()  # the channels that this step had,
         self._before: set[int] = set()  # and those of the step before it
         self._last = -1  # the channel that began a round last
-        self._follows = False  # whether this peer gives nothing to it, round after round
 
     def number(self, channel: int, number: int) -> int:
         """The round of a channel that begins next. number: that which would, for all the channel knows."""
@@ -239,7 +238,6 @@ class StepOrder:
         gives: whether this peer adds anything to the round.
         """
         again, self._last = channel == self._last, channel
-        self._follows = again and not gives
         if channel in self._now:
             if gives or not again:
                 # the step in which a peer finds that it was away may lack its last channels
@@ -250,11 +248,9 @@ class StepOrder:
         self._step = number
         self._now.add(channel)
 
-    def bind(self, channel: int) -> bool:
-        """Whether the channel's round under way is one of a step's, as far as is known, and none that this peer
-        only follows.
-        """
-        return channel in self.channels and not (self._follows and channel == self._last)
+    def has(self, channel: int) -> bool:
+        """Whether each step has a round of this channel, as far as is known."""
+        return channel in self._now or channel in self._before
 
     @property
     def channels(self) -> frozenset[int]:
@@ -298,7 +294,7 @@ class Crew:
         self.plans = Plans()
         self.steps = StepOrder()
         self._not_yet: dict[PeerId, frozenset[int]] = {}
-        """Of peers that were gone and are back: the channels of a step on which nothing has come of them yet."""
+        """Of peers that were gone and are back: the channels of a step in which they were not heard yet."""
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 

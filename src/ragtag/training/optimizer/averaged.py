@@ -123,8 +123,8 @@ class AveragedModel:
         self.look: Callable[[], None] = lambda: None
         """Called before each average: it gets the state of a crew that has gone on without this peer."""
         self.is_apart: Callable[[], bool] = lambda: False
-        """Whether no average is due, whatever the schedule says: the crew has gone on without this peer, and the
-        state comes with another optimizer's average."""
+        """Whether no average is due, whatever the schedule says: the crew has gone on without this peer, and
+        its state comes with another optimizer's average."""
         self.left_out: tuple[str, ...] = ()
         """Floating-point buffers that are not averaged (known once averaging has begun)."""
         self.left = False

@@ -120,7 +120,7 @@ class Abreast:
             self._was_away(kept, last, self._transport.now_s() - self._last_s)
 
     def _is_behind(self) -> bool:
-        """Whether the first optimizer's rounds have gone on without this peer, and it has not got into step yet.
+        """Whether the first optimizer's rounds have gone on without this peer, which is not in step yet.
 
         Until then its other optimizers average nothing. What they have is old, and peers that heard of it in
         their rounds would wait for it there, while it stays in those of the first.

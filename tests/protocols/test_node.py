@@ -27,6 +27,7 @@ from ragtag.core.types import (
     Noted,
     Offer,
     Outcome,
+    Post,
     Run,
     Send,
     Tell,
@@ -38,6 +39,7 @@ from ragtag.protocols.central.channel import centre
 from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.budgets import APART, LEAP, Budgets
+from ragtag.protocols.crew import standing
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
 from ragtag.protocols.rounds.allreduce import direct, ring
@@ -722,6 +724,36 @@ def test_in_a_round_that_its_trainer_numbers_and_all_have_left_nobody_is_waited_
         node.step(0.0, Arrived((run,)))
     effects = node.step(0.0, Offer(0, rows, 1.0, number=4))
     assert bool(outcomes_of(effects)) is not waits
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_who_owns_blocks_of_a_round_that_is_not_begun_yet_follows_from_what_is_known_now(away: bool) -> None:
+    """Peers that heard of a round before they began it had other owners than the rest, and waited."""
+    node = Node(0, 3, 1)
+    node.configure(0, Channel(direct, TINY, 6, probe_s=0.1, rtt_s=0.01))
+    node.crew.elsewhere = lambda channel: frozenset({1} if not away else ())
+    node.step(0.0, Average(0, vectors(3, 6)[0], 1.0))
+    node.crew.elsewhere = lambda channel: frozenset({1} if away else ())
+    node.step(0.01, message(2, 1, SCATTER, 0, 2))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == 0
+    assert (1 in rounds.rounds[0].spec.owners) is away
+    assert (1 in rounds.rounds[1].spec.owners) is not away
+
+
+@pytest.mark.parametrize(
+    ("behind", "apart"), [({7: 4}, {1}), ({0: standing.AWAY}, {1}), ({0: 4}, set()), ({}, set())]
+)
+def test_a_peer_that_says_that_it_is_elsewhere_is_not_waited_for(
+    behind: dict[int, int], apart: set[int]
+) -> None:
+    posting, node = Node(1, 2, 1), Node(0, 2, 1)
+    node.configure(0, Channel(direct, TINY, 6, probe_s=0.1, rtt_s=0.01))
+    sent = posting.step(0.0, Post(standing.TOPIC, standing.encode(behind)))
+    node.step(0.0, Arrived(tuple(replace(e.run, peer=1) for e in sent if isinstance(e, Send))))
+    assert node.crew.not_yet(0) == apart
+    (outcome,) = outcomes_of(node.step(1.0, Average(0, vectors(2, 6)[0], 1.0))) or [None]
+    assert (outcome is not None) == bool(apart)
 
 
 def test_who_begins_too_late_again_and_again_leaves_a_round_out() -> None:

@@ -28,12 +28,16 @@ FROM = 20
         pytest.param(5, 0.1, 0.02, 2.39, [G], [10], 37, id="gradients, a comparison that is long over"),
         pytest.param(5, 0.02, 0.02, 0.75, [M], [10], 29, id="models"),
         pytest.param(4, 0.1, 0.02, 2.32, [M], [4], 23, id="models, slowly"),
+        pytest.param(4, 0.02, 0.02, 0.73, [M], [10], 103, id="models, with a message before a round"),
         pytest.param(3, 0.1, 0.05, 2.07, [G, M], [10, 2], 43, id="two"),
         pytest.param(4, 0.02, 0.02, 2.6, [G, M, G], [2, 4, 8], 63, id="three"),
         pytest.param(4, 0.02, 0.02, 2.6, [G, M, G], [2, 4, 8], 102, id="three, frozen in the second's round"),
         pytest.param(4, 0.02, 0.02, 2.6, [G, M, G], [2, 4, 8], 106, id="three, frozen in the second step"),
         pytest.param(4, 0.02, 0.02, 2.6, [G, M, G], [2, 4, 8], 107, id="three, and an old comparison"),
         pytest.param(4, 0.02, 0.02, 0.73, [M, G, G], [10, 2, 2], 45, id="three, models first"),
+        pytest.param(
+            4, 0.02, 0.02, 0.73, [M, G, G], [10, 2, 2], 109, id="three, models first, and lost words"
+        ),
     ],
 )
 def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(

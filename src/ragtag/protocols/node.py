@@ -36,6 +36,8 @@ from ragtag.protocols.channel.presence import GONE_AFTER, Crew
 from ragtag.protocols.crew.board import BOARD, SHARES, Board
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import MEET, Meeting, Meetings
+from ragtag.protocols.crew.standing import TOPIC as STANDING
+from ragtag.protocols.crew.standing import elsewhere
 from ragtag.protocols.rounds.asking import QUESTION
 
 __all__ = ["CATCH_UP", "GONE_AFTER", "HEADROOM", "Channel", "Node"]
@@ -66,6 +68,7 @@ class Node:
         self.crew = Crew(me, n, seed, founded, role)
         self.channels: dict[int, Machine] = {}
         self.board = Board(me, n)
+        self.crew.elsewhere = lambda channel: elsewhere(self.board.notices(STANDING), channel)
         self._presence = self.crew.presence
         self._meetings = Meetings()
         self._room: dict[int, int] = {}

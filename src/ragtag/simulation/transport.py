@@ -678,7 +678,6 @@ class SimulatedTransport(Posting):
 
     def _begin(self, ask: Average | Offer, overlaps: bool = False) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
-        ask = replace(ask, aside=ask.aside | self.standing.elsewhere(ask.channel) - {self.me})
         others, rates = sorted(self._node.live - {self.me}), self.rates()
         # where no line has a delay of its own the channel's ``rtt_s`` is everybody's
         apart = any(line.latency_s for line in world.faults.lines)

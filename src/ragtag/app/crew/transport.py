@@ -492,8 +492,7 @@ class DriverTransport:
             _result(self._driver.idle(ask.channel), self._driver)
         self._begun.add(ask.channel)
         overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
-        aside = ask.aside | self.standing.elsewhere(ask.channel) - {self.me}
-        ask = replace(ask, aside=aside, overlap_s=overlap.begins(self._driver.now_s()))
+        ask = replace(ask, overlap_s=overlap.begins(self._driver.now_s()))
         ended = partial(self._begun.discard, ask.channel)
         return DriverPending(self._driver.average(ask), self._driver, overlap, ended)
 

@@ -112,8 +112,10 @@ class Rounds:
         self._tardy = 0
         """How many rounds in a row others had ended when this peer began them."""
         self._withheld: frozenset[PeerId] = frozenset()
+        self._set_aside: frozenset[PeerId] = NOBODY
+        """Peers that the trainer has set aside."""
         self._aside = self._apart
-        """Peers that the trainer has set aside: the newest round does not wait for them."""
+        """Those, and others that take no part: the newest round does not wait for them."""
         self._newcomer = False
         self._serves = not opening.crew.role.gives
         self._planned: tuple[int, ...] = ()
@@ -270,8 +272,9 @@ class Rounds:
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
         self._require(ask)
-        ask = replace(ask, aside=ask.aside | self._apart) if self._apart else ask
         self._given = now_s, ask, self._taking
+        self._set_aside = ask.aside
+        ask = replace(ask, aside=ask.aside | self._apart)
         self._in_next.clear()
         number = self._which(ask)
         if number > ROUND_MAX:
@@ -501,7 +504,8 @@ class Rounds:
         if machine is None:
             auxiliary = crew.auxiliary
             assisting = crew.presence.assisting if self._channel.assisted else NOBODY
-            live = crew.live - self._aside or crew.live
+            # by what is known now: a message may come of a round before it is begun here
+            live = crew.live - self._set_aside - self._apart or crew.live
             was_away = 0 <= self.done < number - 1 - CATCH_UP and not self._numbered
             if was_away and not self._serves:  # it owns nothing to the others
                 live = live - {self.me} or live

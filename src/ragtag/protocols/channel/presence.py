@@ -7,7 +7,7 @@ its blocks go to other owners. Anything heard from it brings it back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
 from ragtag.protocols.channel.shares import Plans
@@ -293,6 +293,8 @@ class Crew:
         self.computed_s: dict[int, float] = {}
         self.plans = Plans()
         self.steps = StepOrder()
+        self.elsewhere: Callable[[int], frozenset[PeerId]] = lambda channel: frozenset()
+        """The peers that take no part on a channel, as they say, before they have the crew's state."""
         self._not_yet: dict[PeerId, frozenset[int]] = {}
         """Of peers that were gone and are back: the channels of a step in which they were not heard yet."""
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
@@ -391,8 +393,9 @@ class Crew:
         return peer in self.presence.heard and channel not in self._not_yet.get(peer, ())
 
     def not_yet(self, channel: int) -> frozenset[PeerId]:
-        """The peers that are back, and have not come to this channel yet."""
-        return frozenset(peer for peer, channels in self._not_yet.items() if channel in channels)
+        """The others that are back, and have not come to this channel yet."""
+        unheard = {peer for peer, channels in self._not_yet.items() if channel in channels}
+        return (self.elsewhere(channel) | unheard) - {self.me}
 
     @property
     def growth(self) -> int:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from ragtag.core.channels import topic_of
+from ragtag.core.types import PeerId
 from ragtag.protocols.crew.board import Notices
 
 TOPIC = topic_of("standing")
@@ -94,12 +95,6 @@ class Standing:
         told = {peer: decode(post.blob) for peer, post in self._board.notices(TOPIC).posts.items()}
         return {peer: behind[channel] for peer, behind in told.items() if channel in behind}
 
-    def elsewhere(self, channel: int) -> frozenset[int]:
-        """The peers that are behind, and follow no rounds of a channel until they have the crew's state."""
-        posts = self._board.notices(TOPIC).posts
-        told = {peer: decode(post.blob) for peer, post in posts.items() if post.blob}
-        return frozenset(p for p, behind in told.items() if behind and behind.get(channel, AWAY) == AWAY)
-
     def ahead(self, channel: int) -> bool:
         """Whether a peer that lives may have a newer state than this one.
 
@@ -131,6 +126,15 @@ class Standing:
     def more(self, channel: int) -> bool:
         """Whether a peer that lives may begin another round of a channel, from a newer state."""
         return self.ahead(channel) and not self.over(channel)
+
+
+def elsewhere(notices: Notices, channel: int) -> frozenset[PeerId]:
+    """The peers that are behind, and follow no rounds of a channel until they have the crew's state.
+
+    notices: of ``TOPIC``.
+    """
+    told = {peer: decode(post.blob) for peer, post in notices.posts.items() if post.blob}
+    return frozenset(p for p, behind in told.items() if behind and behind.get(channel, AWAY) == AWAY)
 
 
 def encode(behind: dict[int, int]) -> bytes:

@@ -89,7 +89,7 @@ class Schedule(Protocol):
         ...
 
 
-def number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether ``value`` is a real number, which others can be compared with."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

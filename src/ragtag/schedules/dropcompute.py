@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.schedules.base import Average, Compute, Decision, Progress, number, whole
+from ragtag.schedules.base import Average, Compute, Decision, Progress, is_number, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DropCompute:
 
     def __post_init__(self) -> None:
         whole("DropCompute: micro", self.micro, 1, "micro-batches a step")
-        if not (number(self.threshold_s) and self.threshold_s > 0):
+        if not (is_number(self.threshold_s) and self.threshold_s > 0):
             raise ValueError(
                 f"DropCompute: threshold_s is {self.threshold_s!r}; it must be a number of seconds above 0"
             )

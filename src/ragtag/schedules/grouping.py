@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from ragtag.schedules.base import number, whole
+from ragtag.schedules.base import is_number, whole
 from ragtag.schedules.centre import inverse
 
 Groups = tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class ProgressiveGrouping:
     groups_max: int = 8
 
     def __post_init__(self) -> None:
-        numbers = number(self.split_below) and number(self.merge_above)
+        numbers = is_number(self.split_below) and is_number(self.merge_above)
         if not (numbers and 0 < self.split_below < self.merge_above <= 1):
             raise ValueError(
                 f"grouping: split_below is {self.split_below!r} and merge_above is {self.merge_above!r}; "

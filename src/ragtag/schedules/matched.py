@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ragtag.schedules.base import Average, Compute, Decision, Progress, number, whole
+from ragtag.schedules.base import Average, Compute, Decision, Progress, is_number, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Matched:
             whole(
                 "matched local steps: most", self.most, self.steps, "steps, no fewer than the slowest takes"
             )
-        if self.period_s is not None and not (number(self.period_s) and 0 < self.period_s < math.inf):
+        if self.period_s is not None and not (is_number(self.period_s) and 0 < self.period_s < math.inf):
             raise ValueError(
                 f"matched local steps: period_s is {self.period_s!r}; it must be a number of seconds above "
                 "0, and finite"

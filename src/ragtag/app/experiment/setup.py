@@ -7,7 +7,7 @@ from typing import cast
 
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
-from ragtag.core.faultspec import check_peers
+from ragtag.core.faultspec import check_peers, check_sides
 from ragtag.core.names import named
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.averager import Averager
@@ -90,6 +90,7 @@ class ExperimentSetup:
         try:
             centred = schedule_of(self.method, self.peers) is not None
             check_peers(self.faults, self.peers)
+            check_sides(self.faults, self.peers)
         except ValueError as error:
             raise ExperimentError(str(error)) from None
         averager = averager_of(self.method)

@@ -316,7 +316,8 @@ class Cut:
             pushed=True,
             settings="server "
             + " and ".join(map(str, heads))
-            + "".join(f", standby {peer}" for peer in standbys),
+            + "".join(f", standby {peer}" for peer in standbys)
+            + f", peers 0 to {transport.n - 1} alone",  # one that comes later has no part, and is told so
             on_publish=on_publish,
         )
         self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)

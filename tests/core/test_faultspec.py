@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.faults import BurstLoss, Crash, Faults, Freeze, Loss, OneWay, Partition, Slow, Window
-from ragtag.core.faultspec import SYNTAX, FaultSyntaxError, check_peers, format_faults, parse_faults
+from ragtag.core.faultspec import (
+    SYNTAX,
+    FaultSyntaxError,
+    check_peers,
+    check_sides,
+    format_faults,
+    parse_faults,
+)
 from ragtag.core.types import SEATS_MAX
 
 probabilities = st.floats(0, 1)
@@ -133,6 +140,12 @@ def test_faults_of_a_peer_outside_the_crew_are_refused() -> None:
     for text in ("kill=4@1", "freeze=4@1+1", "oneway=0>4", "partition=2-4", "slow=4x2"):
         with pytest.raises(ValueError, match="names peer 4, but the 4 peers are numbered 0 to 3"):
             check_peers(parse_faults(text), 4)
+
+
+def test_a_partition_with_all_peers_on_one_side_is_refused() -> None:
+    check_sides(parse_faults("partition=0-1@1+1,partition=3"), 4)
+    with pytest.raises(ValueError, match="'partition=0-3' has all 4 peers on one side, and parts nobody"):
+        check_sides(parse_faults("partition=1@1+1,partition=0-1/2-3@3"), 4)
 
 
 @given(st.text(alphabet="lossburkifez=@+.,/>-x0123456789e ", max_size=40))

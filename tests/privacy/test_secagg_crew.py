@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ragtag.core.errors import NotFinite
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
-from ragtag.core.schema import SchemaMismatch
+from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.seed import generator
-from ragtag.privacy import NoSecureSum, SecureAverage, SecureMean
+from ragtag.privacy import CutForm, NoSecureSum, SecureAverage, SecureMean
+from ragtag.privacy.split import Cut
 from ragtag.protocols.secagg import ADVERT_BYTES, SecureSetting
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 
@@ -280,3 +281,28 @@ def test_what_cannot_be_is_refused() -> None:
             SecureAverage(peer, SHAPES, clip=1.0 + peer.me, dropouts=1, name="other")
 
     SimulatedCrew(5, Faults(**LINE), seed=4).run(train)
+
+
+@pytest.mark.parametrize("what", ["secure averages", "split learning"])
+def test_a_peer_that_comes_later_is_told_that_those_before_it_are_alone_in_this(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told of a tensor that the others do not have."""
+    schemas: list[Schema] = []
+    real = SimulatedTransport.configure
+
+    def noted(self: SimulatedTransport, channel: int, schema: Schema, *rest: Any) -> None:
+        schemas.append(schema)
+        real(self, channel, schema, *rest)
+
+    def train(peer: SimulatedTransport) -> None:
+        if what == "secure averages":
+            SecureAverage(peer, SHAPES, clip=1.0, dropouts=1, deadline_s=DEADLINE_S)
+        else:
+            Cut(peer, CutForm(batch=8, codes=(4,)), server=0)
+
+    monkeypatch.setattr(SimulatedTransport, "configure", noted)
+    for n in (5, 6):
+        SimulatedCrew(n, Faults(**LINE), seed=4).run(train)
+    told = schemas[-1].difference(schemas[0])
+    assert told is not None and told.endswith(" with peers 0 to 5 alone, the other with peers 0 to 4 alone")

@@ -549,6 +549,7 @@ def test_several_servers_train_one_part_together(form: CutForm) -> None:
     mine, others = found.server_at(0), found.server_at(1)
     assert {peer: mine.served[peer].requests for peer in range(2, 6)} == {2: 40, 3: 0, 4: 40, 5: 0}
     assert {peer: others.served[peer].requests for peer in range(2, 6)} == {2: 0, 3: 40, 4: 0, 5: 40}
+    assert not any(served.lost for server in (mine, others) for served in server.served.values())
     assert all(found.client(peer).missed == 0 for peer in range(2, 6))
     torch.testing.assert_close(weights(mine), weights(others), rtol=0, atol=0)
     x, y = samples(7, 400)

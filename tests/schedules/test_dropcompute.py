@@ -70,8 +70,9 @@ def test_a_straggler_is_cut_short() -> None:
     ("make", "says"),
     [
         (lambda: DropCompute(0), "micro is 0"),
-        (lambda: DropCompute(4, 0.0), "threshold is 0"),
-        (lambda: DropCompute(4, math.nan), "threshold is nan"),
+        (lambda: DropCompute(4, 0.0), "threshold_s is 0"),
+        (lambda: DropCompute(4, math.nan), "threshold_s is nan"),
+        (lambda: DropCompute(4, "a"), "threshold_s is 'a'; it must be a number of seconds above 0"),
         (lambda: best_threshold_s(np.ones((3, 4))), "steps, peers, micro"),
         (lambda: best_threshold_s(np.zeros((1, 1, 1))), "above 0"),
         (lambda: best_threshold_s(np.ones((1, 1, 1)), -1.0), "averaging takes -1"),

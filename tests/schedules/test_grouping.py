@@ -133,6 +133,8 @@ def test_absurd_speeds_are_named_and_can_be_left_out(wrong) -> None:
         (lambda: best_groups(crew(3), 0), "g is 0"),
         (lambda: RULE.groups({}), "no peer"),
         (lambda: ProgressiveGrouping(0.9, 0.9), "split_below < merge_above"),
+        (lambda: ProgressiveGrouping(split_below="a"), "split_below is 'a' .* must be numbers"),
+        (lambda: ProgressiveGrouping(merge_above=None), "merge_above is None; they must be numbers"),
         (lambda: ProgressiveGrouping(groups_max=0), "groups_max is 0"),
         (lambda: barrier_s([]), "none is known"),
         (lambda: scale(0.0, 1), "share"),

@@ -142,7 +142,9 @@ def test_without_measurements_the_count_holds() -> None:
     [
         ({"steps": 0}, "steps is 0"),
         ({"steps": 4, "most": 3}, "most is 3"),
-        ({"period_s": 0.0}, "period of 0.0"),
+        ({"period_s": 0.0}, "period_s is 0.0"),
+        ({"period_s": "1"}, "period_s is '1'; it must be a number of seconds above 0"),
+        ({"period_s": True}, "period_s is True"),
     ],
 )
 def test_matched_refuses(options: dict[str, int], message: str) -> None:

@@ -13,6 +13,7 @@ from ragtag.codecs.dense import DENSE
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.schedules import (
+    DSSP,
     SSP,
     Asynchronous,
     BackupWorkers,
@@ -70,7 +71,9 @@ def test_an_averager_may_be_named(name: str, averager: Averager) -> None:
         ("matched", Matched()),
         ("matched=8", Matched(steps=8)),
         ("ssp=4", SSP(bound=4)),
-        ("dropcompute=8", DropCompute(micro=8)),
+        ("dssp=2/8", DSSP(low=2, high=8)),
+        ("dropcompute=8/0.5", DropCompute(micro=8, threshold_s=0.5)),
+        ("dropcompute=8/2", DropCompute(micro=8, threshold_s=2.0)),
         ("backup", BackupWorkers(1)),
         ("softsync=2", SoftSync(2)),
         ("asynchronous", Asynchronous()),
@@ -101,6 +104,15 @@ def test_every_name_has_been_tried() -> None:
         ({"method": "moshpit=many"}, "after moshpit= stands a whole number, as moshpit=2"),
         ({"schedule": "ssp"}, "'ssp': after ssp= stands a whole number, as ssp=2"),
         ({"schedule": "partial=0"}, "every is 0"),
+        ({"schedule": "partial=2/4"}, "after partial= stands a whole number, as partial=2$"),
+        ({"schedule": "dssp=2"}, r"stands a whole number and a whole number \(low/high\), as dssp=2/4"),
+        ({"schedule": "dssp=8/2"}, "high is 2"),
+        (
+            {"schedule": "dropcompute=8"},
+            r"a whole number and a number of seconds \(micro/threshold_s\), as dropcompute=2/0\.5",
+        ),
+        ({"schedule": "dropcompute=8/inf"}, "a number of seconds"),
+        ({"schedule": "dropcompute=8/0"}, "threshold_s is 0"),
     ],
 )
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(
@@ -154,7 +166,14 @@ def test_a_centre_goes_by_the_schedule_it_was_given_and_says_which(rule: Any) ->
         ({"schedule": "rps"}, "write averager='rps'"),
         ({"schedule": "moshpit=4"}, "write averager='moshpit=4'"),
         ({"schedule": 5}, "schedule is 5; .* write every=5"),
-        ({"schedule": Partial}, r"schedule is a class; make one: schedule=Partial\(\)"),
+        ({"schedule": Partial}, r"schedule is the class Partial; make one: schedule=Partial\(\)"),
+        (
+            {"schedule": SSP},
+            r"BoundedStaleness or SSP; make one: schedule=BoundedStaleness\(bound=\.\.\.\)",
+        ),
+        ({"schedule": DSSP}, r"class DynamicBound or DSSP; .*=DynamicBound\(low=\.\.\., high=\.\.\.\)"),
+        ({"schedule": DropCompute}, r"DropCompute; make one: schedule=DropCompute\(micro=\.\.\.\)"),
+        ({"method": SSP}, r"write schedule=BoundedStaleness\(bound=\.\.\.\)"),
         ({"schedule": object()}, r"write every=10, one of ragtag\.schedules, as .*, or a name: 'partial'"),
         ({"model": MODEL.parameters()}, r"model is <generator .*; write model=your torch\.nn\.Module"),
         ({"outer": ragtag.Outer}, r"write outer=ragtag\.Outer\(\), with every=50"),

@@ -25,7 +25,7 @@ SYNTAX: Mapping[str, str] = {
     "duplicate": "duplicate=P",
     "reorder": "reorder=P[/S]",
     "oneway": "oneway=FROM>TO[@FROM_S[+FOR_S]]",
-    "partition": "partition=PEERS[@FROM_S[+FOR_S]]  (PEERS: 0-2/5)",
+    "partition": "partition=PEERS[@FROM_S[+FOR_S]]  (PEERS: one side, as 0-2/5; the others are the other)",
     "kill": "kill=PEER@AT_S",
     "freeze": "freeze=PEER@AT_S+FOR_S",
     "slow": "slow=PEERxFACTOR[@FROM_S[+FOR_S]]",
@@ -137,6 +137,22 @@ def check_peers(faults: Faults, n: int) -> None:
                 raise ValueError(
                     f"faults: {what!r} names peer {peer}, but the {n} peers are numbered 0 to {n - 1}"
                 )
+
+
+def check_sides(faults: Faults, n: int) -> None:
+    """Refuse partitions that part nobody: all of a crew of ``n`` are on one side, ``0-1/2-4`` of 5.
+
+    A crew that is joined has others.
+
+    Raises:
+        ValueError: naming the fault.
+    """
+    for partition in faults.partitions:
+        if partition.side >= frozenset(range(n)):
+            raise ValueError(
+                f"faults: 'partition={_peers_text(partition.side)}' has all {n} peers on one side, and parts "
+                f"nobody; name the peers of one side, as partition=0"
+            )
 
 
 # -- Reading

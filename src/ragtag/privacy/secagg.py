@@ -225,6 +225,7 @@ class SecureAverage:
         alike = f"{forms}; clip {clip:g}, {dropouts} dropouts, {colluders} collude, aggregator {aggregator}"
         if noise is not None:
             alike += f", noise {noise.multiplier:g} times {noise.max_norm:g}"
+        alike += f", peers 0 to {n - 1} alone"  # one that comes later has no part, and is told so
         begin_s = transport.now_s()
         schema = Schema(specs, fp32.name, by.name, f"{name}: secure ({alike}, seed {seed})")
         transport.configure(self._channel, schema, by, fp32)

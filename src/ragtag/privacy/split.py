@@ -316,7 +316,8 @@ class Cut:
             pushed=True,
             settings="server "
             + " and ".join(map(str, heads))
-            + "".join(f", standby {peer}" for peer in standbys),
+            + "".join(f", standby {peer}" for peer in standbys)
+            + f", peers 0 to {transport.n - 1} alone",  # one that comes later has no part, and is told so
             on_publish=on_publish,
         )
         self.opened_s = max(_LOOK_MIN_S, transport.now_s() - begin_s)
@@ -655,7 +656,7 @@ class Served:
     refused: requests of which outputs, loss or a gradient is NaN or infinite, or of one sample where layers
         take no fewer than two (batch norm): nothing was learned of these.
     finished: it has said that no more comes.
-    lost: it has left, or was silent for too long.
+    lost: it was this server's, and has left, or was silent for too long.
     """
 
     requests: int = 0
@@ -740,7 +741,8 @@ class SplitServer:
             now_s, live = transport.now_s(), transport.live
             for client, served in self.served.items():
                 silent = now_s - self._heard_s[client] >= deadline_s
-                served.lost = not served.finished and (client not in live or silent)
+                gone = client not in live or silent  # another server's clients end with that
+                served.lost = client in self._mine and not served.finished and gone
             if answered:
                 self._turns.completed(now_s - quiet_s)
                 quiet_s = now_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class Schedule(Protocol):
     def decide(self, progress: Progress) -> Decision:
         """Say what to do after a local step."""
         ...
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a real number, which others can be compared with."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def whole(what: str, value: object, least: int, unit: str) -> int:

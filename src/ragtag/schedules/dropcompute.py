@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.schedules.base import Average, Compute, Decision, Progress, whole
+from ragtag.schedules.base import Average, Compute, Decision, Progress, is_number, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,10 @@ class DropCompute:
 
     def __post_init__(self) -> None:
         whole("DropCompute: micro", self.micro, 1, "micro-batches a step")
-        if not self.threshold_s > 0:
-            raise ValueError(f"DropCompute: the threshold is {self.threshold_s} s; it must be above 0")
+        if not (is_number(self.threshold_s) and self.threshold_s > 0):
+            raise ValueError(
+                f"DropCompute: threshold_s is {self.threshold_s!r}; it must be a number of seconds above 0"
+            )
 
     def decide(self, progress: Progress) -> Decision:
         """Average when the step is whole, or its time is over."""

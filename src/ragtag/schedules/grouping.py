@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from ragtag.schedules.base import whole
+from ragtag.schedules.base import is_number, whole
 from ragtag.schedules.centre import inverse
 
 Groups = tuple[tuple[int, ...], ...]
@@ -47,10 +47,11 @@ class ProgressiveGrouping:
     groups_max: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 < self.split_below < self.merge_above <= 1:
+        numbers = is_number(self.split_below) and is_number(self.merge_above)
+        if not (numbers and 0 < self.split_below < self.merge_above <= 1):
             raise ValueError(
-                f"grouping: splits below {self.split_below} and merges above {self.merge_above}; it must be "
-                f"0 < split_below < merge_above <= 1"
+                f"grouping: split_below is {self.split_below!r} and merge_above is {self.merge_above!r}; "
+                f"they must be numbers, 0 < split_below < merge_above <= 1"
             )
         whole("grouping: groups_max", self.groups_max, 1, "groups")
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ragtag.schedules.base import Average, Compute, Decision, Progress, whole
+from ragtag.schedules.base import Average, Compute, Decision, Progress, is_number, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,11 @@ class Matched:
             whole(
                 "matched local steps: most", self.most, self.steps, "steps, no fewer than the slowest takes"
             )
-        if self.period_s is not None and not (self.period_s > 0 and math.isfinite(self.period_s)):
-            raise ValueError(f"matched local steps: a period of {self.period_s} s; above 0 and finite")
+        if self.period_s is not None and not (is_number(self.period_s) and 0 < self.period_s < math.inf):
+            raise ValueError(
+                f"matched local steps: period_s is {self.period_s!r}; it must be a number of seconds above "
+                "0, and finite"
+            )
 
     def decide(self, progress: Progress) -> Decision:
         """Average where another step would end further from the common time than this one has."""

@@ -108,6 +108,8 @@ def test_methods_are_listed_on_demand() -> None:
         (["run", "nowhere.py"], "there is no script nowhere.py"),
         (["run", "--faults", "los=1", "x.py"], "no fault is called 'los'"),
         (["run", "-n", "2", "--faults", "kill=2@1", "__file__"], "names peer 2, but the 2 peers"),
+        (["run", "-n", "5", "--faults", "partition=0-1/2-4@3+4", "__file__"], "all 5 peers on one side"),
+        (["simulate", "-n", "5", "--faults", "partition=0-4"], "'partition=0-4' has all 5 peers on one side"),
         (["simulate", "--method", "magic"], "no method is called 'magic'"),
         (["simulate", "--size", "big"], "a size of 'big'; write how many values"),
         (["simulate", "--loss", "2"], "loss is 2.0; a probability lies between 0 and 1"),

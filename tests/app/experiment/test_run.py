@@ -131,6 +131,7 @@ def test_a_crew_of_one_averages_with_itself() -> None:
     ("change", "message"),
     [
         ({"method": "magic"}, "no method is called 'magic'; there are rps, rps"),
+        ({"method": "ssp=3"}, "'ssp=3' says when a script averages, .* there are rps, rps"),
         ({"method": "softsync=x"}, "after softsync= stands a whole number"),
         ({"method": "softsync=0"}, "n is 0"),
         ({"method": "softsync=5", "peers": 4}, "n is 5, more than the 4 peers"),

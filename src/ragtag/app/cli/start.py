@@ -327,7 +327,8 @@ def _launch(
     if placement is not None:
         check_on_ray(peers, argv, placement, parsed, min_peers)
     else:  # before a folder is made
-        check_launch(peers, argv, parsed, min_peers=min_peers, restarts=restarts or 0)
+        joins = token is not None
+        check_launch(peers, argv, parsed, joins=joins, min_peers=min_peers, restarts=restarts or 0)
     out = SparedConsole(stderr=as_json, highlight=False)
     err = out if out.is_terminal else SparedConsole(stderr=True, highlight=False)
     folder = _folder(run_folder, name)

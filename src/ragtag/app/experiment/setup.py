@@ -7,14 +7,14 @@ from typing import cast
 
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
-from ragtag.core.faultspec import check_peers
+from ragtag.core.faultspec import check_peers, check_sides
 from ragtag.core.names import named
 from ragtag.core.types import PEERS_MAX
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS, averager_named
 from ragtag.schedules.centre import Arrival, Centre
 from ragtag.schedules.grouping import ProgressiveGrouping
-from ragtag.schedules.names import CENTRES
+from ragtag.schedules.names import CENTRES, SCHEDULES
 
 __all__ = ["CENTRES", "method_of", "schedule_of"]
 
@@ -90,12 +90,18 @@ class ExperimentSetup:
         try:
             centred = schedule_of(self.method, self.peers) is not None
             check_peers(self.faults, self.peers)
+            check_sides(self.faults, self.peers)
         except ValueError as error:
             raise ExperimentError(str(error)) from None
         averager = averager_of(self.method)
         if not centred and averager is None:
-            there = ", ".join([*AVERAGERS, *CENTRES])
-            raise ExperimentError(f"no method is called {self.method!r}; there are {there}")
+            there = f"there are {', '.join([*AVERAGERS, *CENTRES])}"
+            if self.method.partition("=")[0] in SCHEDULES:
+                raise ExperimentError(
+                    f"{self.method!r} says when a script averages, schedule={self.method!r}, and simulated "
+                    f"peers average after every step; {there}"
+                )
+            raise ExperimentError(f"no method is called {self.method!r}; {there}")
         most = PEERS_MAX if averager is None else averager.seats_max
         if not 1 <= self.peers <= most:
             more = "" if most > PEERS_MAX else "; more average in groups: --method moshpit=8"

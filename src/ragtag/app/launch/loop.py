@@ -437,7 +437,7 @@ def launch(
         KeyboardInterrupt: a second interrupt came while peers were ending; all are killed.
     """
     faults = faults or Faults()
-    check_launch(n, argv, faults, min_peers=min_peers, restarts=restarts)
+    check_launch(n, argv, faults, joins=token is not None, min_peers=min_peers, restarts=restarts)
     if run_folder is not None and list(trace_files(run_folder)):
         raise LaunchError(f"{run_folder} holds the trace of a run already; give another folder")
     setup = LaunchSetup(

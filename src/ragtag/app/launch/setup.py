@@ -17,7 +17,7 @@ from ragtag.app.words import counted
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
-from ragtag.core.faultspec import check_peers, format_faults
+from ragtag.core.faultspec import check_peers, check_sides, format_faults
 from ragtag.core.types import SEATS_MAX, PeerId
 
 OnError = Literal["continue", "stop"]
@@ -156,12 +156,14 @@ def _addresses(sockets: Sequence[socket.socket]) -> tuple[Address, ...]:
 
 
 def check_launch(
-    n: int, argv: Sequence[str], faults: Faults, *, min_peers: int = 1, restarts: int = 0
+    n: int, argv: Sequence[str], faults: Faults, *, joins: bool = False, min_peers: int = 1, restarts: int = 0
 ) -> None:
     """Look for what makes a launch impossible, before anything is started or written.
 
+    joins: the peers join a crew; otherwise they are one.
+
     Raises:
-        LaunchError: the number of peers, the files that they need, the script or a fault's peer.
+        LaunchError: the number of peers, the files that they need, the script or a fault's peers.
     """
     if not 1 <= n <= SEATS_MAX:
         raise LaunchError(f"{n} peers: a crew has 1 to {SEATS_MAX}")
@@ -172,6 +174,8 @@ def check_launch(
     _open_files(FILES + n * FILES_EACH)
     try:
         check_peers(faults, n)
+        if not joins:
+            check_sides(faults, n)
     except ValueError as error:
         raise LaunchError(str(error)) from None
     _check_script(argv)

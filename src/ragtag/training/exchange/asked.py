@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import UnionType
@@ -23,7 +24,7 @@ from ragtag.schedules.centre import Centre
 from ragtag.schedules.every import EveryStep
 from ragtag.schedules.every import every as every_so_many
 from ragtag.schedules.grouping import ProgressiveGrouping
-from ragtag.schedules.names import SCHEDULES
+from ragtag.schedules.names import SCHEDULES, called
 from ragtag.schedules.target import TargetBatch
 from ragtag.training.align.aligner import Aligner
 from ragtag.training.align.plan import Align
@@ -88,7 +89,7 @@ def _schedule_of(schedule: object) -> AnySchedule | Averager | None:
             f"schedule is {schedule}; to average after so many local steps write every={schedule}"
         )
     if isinstance(schedule, type) and _is_schedule(schedule):
-        raise TypeError(f"schedule is a class; make one: schedule={_shown(schedule)}")
+        raise TypeError(f"schedule is the class {called(schedule)}; make one: schedule={_shown(schedule)}")
     if not _is_schedule(schedule):
         raise TypeError(
             f"schedule is {schedule!r}; write every=10, one of ragtag.schedules, as "
@@ -102,9 +103,12 @@ def _is_schedule(it: object) -> bool:
 
 
 def _shown(it: object) -> str:
-    """How a script writes it; what was not called yet, called."""
+    """How a script writes it; what was not called yet, called, with what it cannot do without."""
     name = getattr(it, "__name__", None)
-    return repr(it) if name is None else f"{name}()"
+    if name is None or not callable(it):
+        return repr(it)
+    needed = (p.name for p in inspect.signature(it).parameters.values() if p.default is p.empty)
+    return f"{name}({', '.join(f'{argument}=...' for argument in needed)})"
 
 
 def require_kinds(**given: object) -> None:

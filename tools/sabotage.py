@@ -1501,9 +1501,37 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "channel: those that did not open it with the others own blocks of it",
         "src/ragtag/protocols/channel/at_once.py",
-        "NOBODY if among is None else self._crew.live - among - {self.me}",
-        "NOBODY",
+        "not_yet if among is None else not_yet | (self._crew.live - among - {self.me})",
+        "not_yet",
         ("tests/app/crew/test_transport.py", "-k", "waits_for_no_others"),
+    ),
+    Sabotage(
+        "channel: a round that is heard of before it is begun has the owners of the one before",
+        "src/ragtag/protocols/channel/at_once.py",
+        "live = crew.live - self._set_aside - self._apart or crew.live",
+        "live = crew.live - self._aside or crew.live",
+        ("tests/protocols/test_node.py", "-k", "not_begun_yet"),
+    ),
+    Sabotage(
+        "channel: one that was gone is waited for in all channels at once",
+        "src/ragtag/protocols/channel/presence.py",
+        "self._not_yet[peer] = self.steps.channels",
+        "self._not_yet[peer] = frozenset()",
+        ("tests/protocols/test_steps.py", "-k", "by_itself"),
+    ),
+    Sabotage(
+        "optimizers: a peer that is away averages those beside its first one",
+        "src/ragtag/training/state/abreast.py",
+        "averaged.is_apart = self._is_behind",
+        "pass",
+        ("tests/training/test_back_again.py", "-k", "comparison"),
+    ),
+    Sabotage(
+        "schedules: a step that others wait for is told when posts are due",
+        "src/ragtag/training/optimizer/scheduling.py",
+        "            self._pacer.post()  # others may wait for this very step",
+        "            pass  # others may wait for this very step",
+        ("tests/training/test_scheduling.py", "-k", "whatever_a_post_takes"),
     ),
     Sabotage(
         "finish: what one that ends had claimed is lost to the others",
@@ -2925,8 +2953,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "abreast: a peer that was away averages before it has the state",
         "src/ragtag/training/state/abreast.py",
-        "if kept is None or last is None or kept.stands_aside:",
-        "if True:",
+        "if kept is not None and last is not None and self._is_behind():",
+        "if False:",
         ("tests/training/test_back_again.py",),
     ),
     Sabotage(

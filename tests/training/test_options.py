@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 import ragtag
+from ragtag.app.crew.crew import Crew
 from ragtag.codecs.dense import DENSE
+from ragtag.core.names import named
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.averagers import AVERAGERS
 from ragtag.schedules import (
@@ -263,3 +266,13 @@ def test_without_samples_a_target_batch_says_where_they_come_from() -> None:
     optimizer = asked(target_batch=64, average="gradients", samples=lambda: 0)
     with pytest.raises(RuntimeError, match=r"crew.split\(loader\).*or give weight=32"):
         optimizer.step()
+
+
+def test_the_names_of_schedules_that_the_docstring_gives_are_all_that_there_are_and_work() -> None:
+    (listed,) = re.findall(
+        r"schedule: or when one .*?; or a name: (.*?)\.\n", Crew.optimizer.__doc__ or "", re.DOTALL
+    )
+    given = re.findall(r'"([^"]+)"', listed)
+    assert {name.partition("=")[0] for name in given} == SCHEDULES.keys()
+    for name in given:
+        named(name, SCHEDULES, "schedule")

@@ -172,7 +172,7 @@ class Crew:
         average: "models" after local steps, or "gradients" before them.
         every: average after so many local steps.
         schedule: or when one of ``ragtag.schedules`` says so; or a name: "partial", "matched", "ssp=4",
-            "dropcompute=8", "backup", "softsync", "asynchronous", "grouping".
+            "dssp=2/8", "dropcompute=8/0.5", "backup", "softsync", "asynchronous", "grouping".
         weight: how much this peer counts: a number, a function, or "samples" since the last average (the
             default with a target batch, else 1).
         target_batch: with average="gradients": all gather until they have so many samples together, and then

@@ -713,8 +713,9 @@ class Patient:
 
 def test_a_schedule_may_wait_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    transport = alone()
+    transport, before = alone(), 0.0
     monkeypatch.setattr(type(transport), "pause", lambda self, for_s: slept.append(for_s))
+    monkeypatch.setattr(type(transport), "now_s", lambda self: before + sum(slept))
     schedule = Patient([Wait(0.2, 0.5), Average(), *[Wait(0.2, 0.5)] * 9])
     model = net()
     optimizer = CrewOptimizer(sgd(model), transport, schedule=schedule)
@@ -722,6 +723,7 @@ def test_a_schedule_may_wait_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -
     assert slept == [0.2]
     assert [p.waited_s for p in schedule.seen] == [0.0, 0.2]
     assert schedule.seen[0] == Progress(1, 1, 1, frozenset({0}), me=0, computed_s=0.0)
+    before += sum(slept)
     slept.clear()
     steps(model, optimizer, 0, 1)
     assert sum(slept) == pytest.approx(0.5)

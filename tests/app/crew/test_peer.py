@@ -37,11 +37,11 @@ def test_a_peer_whose_driver_died_closes_and_records_all_the_same(
         driver.engine.mailbox.put(breaks, None)
         driver.engine.thread.join(PATIENCE_S)
         if failed:
-            peer.leave(1.0, failed=True)
+            peer.leave(1.0, failed=True, over=False)
         else:
             with pytest.raises(DriverFailed, match="by zero"):
-                peer.leave(1.0, failed=False)
+                peer.leave(1.0, failed=False, over=True)
         assert driver.link.fileno() == -1, "its socket is closed"
         (left,) = [record for record in read_run(tmp_path).records() if isinstance(record, trace.Leave)]
         assert left.failed
-        peer.leave(1.0, failed=False)
+        peer.leave(1.0, failed=False, over=True)

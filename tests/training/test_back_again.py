@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from ragtag.core.arrival import others_in
 from ragtag.core.faults import Faults, Freeze, Loss
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.recipes.abreast import Keeps
@@ -76,3 +77,34 @@ def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(
     assert len(steps_s[1]) < 90, "it was away"
     for peer in set(range(n)) - {1}:
         assert max(steps_s[peer][FROM:]) < 1.8 * median(steps_s[peer]), peer
+
+
+def test_one_that_was_frozen_averages_on_where_the_optimizer_that_brings_the_state_is_stepped_no_more() -> (
+    None
+):
+    freeze, first_until_s = Freeze(1, 0.6, 0.7), 0.9
+    faults = Faults(latency_s=0.002, rate_bytes_per_s=1e7, freezes=(freeze,))
+    met: dict[int, int] = {}
+
+    def train(peer: SimulatedTransport) -> None:
+        torch.manual_seed(0)
+        models, keeps = [nn.Linear(40, 40) for _ in range(2)], Keeps(peer, 3)
+        optimizers = [
+            CrewOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, name=f"m{i}", **keeps.hooks
+            )
+            for i, model in enumerate(models)
+        ]
+        while peer.now_s() < 2.0:
+            peer.compute()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                if optimizer is optimizers[1] or peer.now_s() < first_until_s:
+                    optimizer.zero_grad()
+                    model(torch.randn(8, 40)).square().mean().backward()
+                    optimizer.step()
+        outcome = optimizers[1].outcome
+        assert outcome is not None
+        met[peer.me] = len(others_in(outcome, peer.me))
+
+    SimulatedCrew(3, faults, seed=3, cost=ComputeCost(0.02, sigma=0.05, seed=3)).run(train)
+    assert met == {0: 2, 1: 2, 2: 2}

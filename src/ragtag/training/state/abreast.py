@@ -82,6 +82,7 @@ class Abreast:
         self._last_round: int | None = None
         self._counted: int | None = None  # what is kept has counted the steps up to this round
         self._steps = 0  # of this peer, at its last round
+        self._left_out: dict[str, int] = {}  # how far the first was when another one left out an average
         self.came_s: float | None = None
 
     def begin(self, averaged: AveragedModel) -> None:
@@ -95,7 +96,7 @@ class Abreast:
         if first:
             averaged.look = self._look
         else:
-            averaged.is_apart = self._is_behind
+            averaged.is_apart = partial(self._leaves_out, averaged.name)
         if not self._transport.late:
             return
         if first and averaged.follower is not None:
@@ -119,12 +120,21 @@ class Abreast:
         if kept is not None and last is not None and self._is_behind():
             self._was_away(kept, last, self._transport.now_s() - self._last_s)
 
-    def _is_behind(self) -> bool:
-        """Whether the first optimizer's rounds have gone on without this peer, which is not in step yet.
+    def _leaves_out(self, name: str) -> bool:
+        """Whether an optimizer beside the first averages nothing in this step, as the first one is behind.
 
-        Until then its other optimizers average nothing. What they have is old, and peers that heard of it in
-        their rounds would wait for it there, while it stays in those of the first.
+        What it has is old, and peers that heard of it in its rounds would wait for it there, while this peer
+        stays in those of the first. It leaves out one average for a step of the first, which is to bring the
+        state: a script may step that one no more.
         """
+        kept = self._keeper.first
+        if kept is None or not self._is_behind() or self._left_out.get(name) == kept.progress[0]:
+            return False
+        self._left_out[name] = kept.progress[0]
+        return True
+
+    def _is_behind(self) -> bool:
+        """Whether the first optimizer's rounds have gone on without this peer, which is not in step yet."""
         kept, last = self._keeper.first, self._last_round
         if kept is None or kept.stands_aside:
             return False

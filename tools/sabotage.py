@@ -1501,8 +1501,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "channel: those that did not open it with the others own blocks of it",
         "src/ragtag/protocols/channel/at_once.py",
-        "not_yet if among is None else not_yet | (self._crew.live - among - {self.me})",
-        "not_yet",
+        "elsewhere if among is None else elsewhere | (self._crew.live - among)",
+        "elsewhere",
         ("tests/app/crew/test_transport.py", "-k", "waits_for_no_others"),
     ),
     Sabotage(
@@ -1511,13 +1511,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "live = crew.live - self._set_aside - self._apart or crew.live",
         "live = crew.live - self._aside or crew.live",
         ("tests/protocols/test_node.py", "-k", "not_begun_yet"),
-    ),
-    Sabotage(
-        "channel: one that was gone is waited for in all channels at once",
-        "src/ragtag/protocols/channel/presence.py",
-        "self._not_yet[peer] = self.steps.channels",
-        "self._not_yet[peer] = frozenset()",
-        ("tests/protocols/test_steps.py", "-k", "by_itself"),
     ),
     Sabotage(
         "optimizers: a peer that is away averages those beside its first one",

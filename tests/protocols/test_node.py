@@ -751,7 +751,7 @@ def test_a_peer_that_says_that_it_is_elsewhere_is_not_waited_for(
     node.configure(0, Channel(direct, TINY, 6, probe_s=0.1, rtt_s=0.01))
     sent = posting.step(0.0, Post(standing.TOPIC, standing.encode(behind)))
     node.step(0.0, Arrived(tuple(replace(e.run, peer=1) for e in sent if isinstance(e, Send))))
-    assert node.crew.not_yet(0) == apart
+    assert node.crew.elsewhere(0) == apart
     (outcome,) = outcomes_of(node.step(1.0, Average(0, vectors(2, 6)[0], 1.0))) or [None]
     assert (outcome is not None) == bool(apart)
 

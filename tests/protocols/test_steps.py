@@ -12,10 +12,9 @@ from torch import nn
 
 from ragtag.codecs.dense import fp32
 from ragtag.core.faults import Faults, Freeze, Loss
-from ragtag.core.types import Arm, Arrived, Average, Done, Expired, Left, MessageKey
-from ragtag.protocols.channel.presence import ALONE_MAX, GONE_AFTER, StepOrder
+from ragtag.core.types import Average, Done, Left
+from ragtag.protocols.channel.presence import StepOrder
 from ragtag.protocols.node import Channel, Node
-from ragtag.protocols.rounds.base import SCATTER, whole_message
 from ragtag.protocols.rounds.rps import rps
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
@@ -111,46 +110,7 @@ def test_a_probe_is_no_part_of_a_step() -> None:
     node.configure(B, Channel(rps, fp32, 2, probe_s=0.1, rtt_s=0.01))
     for channel in (A, B):
         node.step(0.0, Average(channel, np.ones((2, fp32.elements), np.float32), 1.0))
-    assert node.crew.steps.channels == {B}
-
-
-def test_one_that_was_gone_comes_back_to_each_channel_of_a_step_by_itself() -> None:
-    """It may follow the rounds of the first one for long, and is waited for in no other until it is there."""
-    node = Node(0, 3, seed=0)
-    for channel in (A, B):
-        node.configure(channel, Channel(rps, fp32, 3, probe_s=0.1, rtt_s=0.01))
-    node.crew.steps.begins(A, 0)
-    node.crew.steps.begins(B, 0)
-
-    def waited_for(channel: int) -> set[int]:
-        """In the next round of it, which ends by its deadlines."""
-        effects = node.step(0.0, Average(channel, np.ones((3, fp32.elements), np.float32), 1.0))
-        timers = [effect for effect in effects if isinstance(effect, Arm)]
-        while not (done := [effect.outcome for effect in effects if isinstance(effect, Done)]):
-            timer = timers.pop(0)
-            effects = node.step(timer.at_s, Expired(timer.timer))
-            timers += [effect for effect in effects if isinstance(effect, Arm)]
-        return set(done[0].waited_for)
-
-    def hear(peer: int, channel: int) -> None:
-        rows, ones = fp32.encode(np.ones((1, fp32.elements), np.float32)), np.ones(1, np.float32)
-        bits = np.array([1 << peer], np.uint64)
-        run = whole_message(peer, MessageKey(channel, 40, SCATTER, 0), rows, ones, bits)
-        node.step(0.0, Arrived((run,)))
-
-    node.crew.presence.miss([1])
-    for peer in (1, 2):
-        hear(peer, A)
-    assert waited_for(B) == {1, 2}, "one that was only late is back everywhere"
-    for _ in range(GONE_AFTER + ALONE_MAX):
-        for peer in (1, 2):
-            node.crew.presence.count_silence({peer: False})
-    hear(1, A)
-    assert node.crew.not_yet(B) == {1} and not node.crew.not_yet(A) and not node.crew.not_yet(C)
-    assert waited_for(B) == set()
-    assert waited_for(A) == {1}
-    hear(1, B)
-    assert waited_for(B) == {1}
+    assert node.crew.steps.has(B) and not node.crew.steps.has(A)
 
 
 def test_steps_to_which_a_peer_gives_nothing_are_steps() -> None:

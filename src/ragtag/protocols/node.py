@@ -244,7 +244,7 @@ class Node:
         effects: list[Effect] = []
         if len(runs) == 1 and not runs[0].key.stage & QUESTION:  # in a simulated world, mostly
             peer, key = runs[0].peer, runs[0].key
-            if not self.crew.hears(peer, key.channel):
+            if peer not in presence.heard:
                 if peer not in presence:
                     return []  # no other peer of this crew
                 effects = self._hear_of(now_s, peer, key.channel, key.round)
@@ -267,7 +267,7 @@ class Node:
                 until += 1
             part = event if until - at == len(runs) else Arrived(runs[at:until])
             for run in part.runs:
-                if not self.crew.hears(run.peer, channel):
+                if run.peer not in presence.heard:
                     effects += self._hear_of(now_s, run.peer, channel, number)
             effects += self._deliver(now_s, channel, number, part)
             at = until
@@ -308,7 +308,7 @@ class Node:
             return []  # its driver answers there though its trainer may hang
         machine = self.channels.get(channel)
         here = peer not in self.gone if machine is None else machine.shows(now_s, peer, number)
-        return self.crew.hear(peer, channel) if here else []
+        return self._presence.hear(peer) if here else []
 
     def _miss(self, effects: list[Effect]) -> list[Effect]:
         """After a meeting: peers that told nothing are absent."""

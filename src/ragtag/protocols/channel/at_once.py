@@ -94,6 +94,8 @@ class Rounds:
         self._reordering = Reordering()
         self.done = self.highest = -1
         self._far = FarRounds()
+        self._newest: dict[PeerId, int] = {}
+        """The newest round that each peer was seen in before it was begun here, or after it was over."""
         self.active: int | None = None
         self.rounds: dict[int, Round] = {}
         self._spare: list[Floats] = []
@@ -174,6 +176,7 @@ class Rounds:
             return self._begin(now_s, event)
         if isinstance(event, Joined):
             self._rare.pop(event.peer, None)
+            self._newest.pop(event.peer, None)  # a new process may begin anew
         if isinstance(event, Left | Visits):
             self._recut(self._crew.growth)
         if isinstance(event, Left):
@@ -239,6 +242,8 @@ class Rounds:
         if not self._far.believes(self.done, number, (run.peer for run in runs), self._tellers):
             return False
         self.highest = max(self.highest, number)
+        for run in runs:
+            self._newest[run.peer] = max(number, self._newest.get(run.peer, -1))
         return True
 
     def _recut(self, growth: int) -> None:
@@ -266,8 +271,9 @@ class Rounds:
     @property
     def _apart(self) -> frozenset[PeerId]:
         """The peers that live, and take no part on this channel, or not yet."""
-        among, not_yet = self._channel.among, self._crew.not_yet(self._number)
-        return not_yet if among is None else not_yet | (self._crew.live - among - {self.me})
+        among, elsewhere = self._channel.among, self._crew.elsewhere(self._number)
+        apart = elsewhere if among is None else elsewhere | (self._crew.live - among)
+        return apart - {self.me}
 
     def _begin(self, now_s: float, ask: Average | Offer) -> list[Effect]:
         """Begin the next round."""
@@ -315,8 +321,9 @@ class Rounds:
         if skipped > 0 and not new and self.me not in ask.aside and not self._serves:
             effects.append(Noted("skipped", self.me, f"{skipped} round{'s' * (skipped > 1)}, to {number}"))
         effects += self._look_for_owners()
-        # others are done with a round that its trainer has numbered and that is two or more before theirs
-        waiting = NOBODY if number < self.highest - 1 else self._waiting - ask.aside
+        # one that is two rounds ahead is done with this one, if the trainer has numbered it
+        past = {peer for peer, newest in self._newest.items() if newest > number + 1}
+        waiting = self._waiting - ask.aside - past
         part = self._channel.part(number)
         values, rows = (NO_VALUES, ask.rows) if isinstance(ask, Offer) else (ask.values[part], None)
         if self.budgets.computed_s > 0:
@@ -575,7 +582,7 @@ class Rounds:
             return []
         self.patience.answered(now_s, run.peer, number)
         if run.peer in self._unheard():  # no trainer may still keep it from taking part
-            return self._crew.hear(run.peer, self._number)
+            return self._crew.presence.hear(run.peer)
         self._outrun |= run.key.stage == NEVER and number == self.active
         return self._route(now_s, number, Arrived([run])) if number == self.active else []
 

@@ -109,10 +109,6 @@ class Presence:
         """How many rounds in a row nothing has come from a peer."""
         return self._silent[peer]
 
-    def is_gone(self, peer: PeerId) -> bool:
-        """Whether a peer has been silent for so long that it owns nothing."""
-        return self._silent.get(peer, 0) >= GONE_AFTER
-
     def heard_lately(self, peer: PeerId) -> bool:
         """Whether a peer is here, and was not silent when it last owed a message (any thread may ask)."""
         return self._silent.get(peer) == 0 and peer not in self._left
@@ -252,11 +248,6 @@ class StepOrder:
         """Whether each step has a round of this channel, as far as is known."""
         return channel in self._now or channel in self._before
 
-    @property
-    def channels(self) -> frozenset[int]:
-        """Those of which each step has a round, as far as is known."""
-        return frozenset(self._now | self._before)
-
     def opened(self, channel: int) -> None:
         """A channel is opened, perhaps anew: its rounds are counted from the first."""
         self._now.discard(channel)
@@ -295,8 +286,6 @@ class Crew:
         self.steps = StepOrder()
         self.elsewhere: Callable[[int], frozenset[PeerId]] = lambda channel: frozenset()
         """The peers that take no part on a channel, as they say, before they have the crew's state."""
-        self._not_yet: dict[PeerId, frozenset[int]] = {}
-        """Of peers that were gone and are back: the channels of a step in which they were not heard yet."""
         self._newer_places = set(range(self.founded, n))  # taken places beyond the founders'
         self._departed: set[PeerId] = set()  # such places whose peer is gone
 
@@ -373,29 +362,6 @@ class Crew:
             return others
         # clients in the last places change nothing by coming and going
         return tuple(int(peer in places) for peer in range(max(places) + 1))
-
-    def hear(self, peer: PeerId, channel: int) -> list[Effect]:
-        """Something came from a peer on a channel.
-
-        One that was gone comes back to each channel of a step by itself: it may stay in the rounds of the
-        first one until it has the crew's state, and all would wait for it in the next one's.
-        """
-        if self.presence.is_gone(peer):
-            self._not_yet[peer] = self.steps.channels
-        if peer in self._not_yet:
-            self._not_yet[peer] -= {channel}
-            if not self._not_yet[peer]:
-                del self._not_yet[peer]
-        return self.presence.hear(peer)
-
-    def hears(self, peer: PeerId, channel: int) -> bool:
-        """Whether it is no news that something comes from a peer on a channel."""
-        return peer in self.presence.heard and channel not in self._not_yet.get(peer, ())
-
-    def not_yet(self, channel: int) -> frozenset[PeerId]:
-        """The others that are back, and have not come to this channel yet."""
-        unheard = {peer for peer, channels in self._not_yet.items() if channel in channels}
-        return (self.elsewhere(channel) | unheard) - {self.me}
 
     @property
     def growth(self) -> int:

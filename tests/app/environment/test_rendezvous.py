@@ -144,7 +144,7 @@ def test_peers_that_were_told_of_other_numbers_of_peers_say_so() -> None:
 
     def peer(rank: int) -> None:
         way = Rendezvous("127.0.0.1", port, rank == 0, "ragtag/c")
-        exchange_addresses(Place(rank, 2 + rank, "c", rendezvous=way), ("127.0.0.1", 5), deadline_s=1.0)
+        exchange_addresses(Place(rank, 2 + rank, "c", rendezvous=way), ("127.0.0.1", 5), deadline_s=6.0)
 
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.submit(peer, 0), threads.submit(peer, 1)

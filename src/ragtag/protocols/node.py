@@ -68,7 +68,7 @@ class Node:
         self.crew = Crew(me, n, seed, founded, role)
         self.channels: dict[int, Machine] = {}
         self.board = Board(me, n)
-        self.crew.elsewhere = lambda channel: elsewhere(self.board.notices(STANDING), channel)
+        self.crew.elsewhere = lambda channel: elsewhere(self.board.told(STANDING), channel)
         self._presence = self.crew.presence
         self._meetings = Meetings()
         self._room: dict[int, int] = {}

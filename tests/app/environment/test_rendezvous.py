@@ -138,14 +138,13 @@ def test_a_store_that_does_not_answer_is_named() -> None:
         exchange_addresses(place, ("127.0.0.1", 5), deadline_s=0.5)
 
 
-@pytest.mark.slow  # red in 1 of 3 runs on a busy machine: why is open
 def test_peers_that_were_told_of_other_numbers_of_peers_say_so() -> None:
     """Each waits for a peer that never comes; none takes an address of the other crew."""
     port = _free_port()
 
     def peer(rank: int) -> None:
         way = Rendezvous("127.0.0.1", port, rank == 0, "ragtag/c")
-        exchange_addresses(Place(rank, 2 + rank, "c", rendezvous=way), ("127.0.0.1", 5), deadline_s=6.0)
+        exchange_addresses(Place(rank, 2 + rank, "c", rendezvous=way), ("127.0.0.1", 5), deadline_s=3.0)
 
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.submit(peer, 0), threads.submit(peer, 1)

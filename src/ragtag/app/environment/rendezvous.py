@@ -47,8 +47,8 @@ def reachable_host(place: Place) -> str:
 _stores: list[TorchStore] = []  # a hosted store lives as long as its process: others may still be reading
 
 
-_SIZES = "first size", "newest size"
-"""How many peers the first, and the last, that came was told that there are."""
+_SIZE, _OTHER_SIZE = "size", "other size"
+"""How many peers the first that came was told that there are, which stays, and another that differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,9 @@ def _exchanged(
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public all the same
 
     # for messages alone: an agent keeps its store, and what is in it, when the number of its workers changes
-    whole.compare_set(_SIZES[0], "", str(place.size))
-    whole.set(_SIZES[1], str(place.size))
+    size = str(place.size).encode()
+    if (first := whole.compare_set(_SIZE, "", size.decode())) != size:
+        whole.set(_OTHER_SIZE, size.decode())
     store = PrefixStore(f"of {place.size}", whole)  # no peer takes addresses of a crew of another size
     mine = [my_address] if my_member is None else [my_address, my_member]
     store.set(f"address/{place.rank}", " ".join(map(format_address, mine)))
@@ -129,8 +130,10 @@ def _exchanged(
         store.wait(keys, timedelta(seconds=max(0.001, until_s - time.monotonic())))
     except RuntimeError:  # torch's DistStoreError is one
         silent = ", ".join(str(peer) for peer in range(place.size) if not store.check([keys[peer]]))
-        others = {whole.get(key).decode("ascii", "replace")[:9] for key in _SIZES} - {str(place.size)}
-        asked = f"WORLD_SIZE is {min(others)} elsewhere: make them equal" if others else "has it started?"
+        asked = "has it started?"
+        if first != size or whole.check([_OTHER_SIZE]):
+            other = first if first != size else whole.get(_OTHER_SIZE)
+            asked = f"WORLD_SIZE is {other.decode('ascii', 'replace')[:9]} elsewhere: make them equal"
         raise TimeoutError(
             f"no address from peer {silent} of {place.size} within {deadline_s:g} s; {asked}"
         ) from None

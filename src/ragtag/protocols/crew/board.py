@@ -199,7 +199,11 @@ class Board:
         rtos_s = sorted(path.rto_s for p, path in paths.items() if path.rto_s > 0 and p not in silent)
         rto_s = rtos_s[len(rtos_s) // 2] if rtos_s else _PAUSE_FIRST_S
         # posts last: an acknowledgement's post is stored before the acknowledgement is counted
-        return Notices(frozenset(paths), dict(self._posts.get(topic, {})), reached, silent, rto_s)
+        return Notices(frozenset(paths), self.told(topic), reached, silent, rto_s)
+
+    def told(self, topic: int) -> dict[PeerId, Posted]:
+        """The newest post of each peer on a topic. Any thread may ask."""
+        return dict(self._posts.get(topic, {}))
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take one event and say what to do."""

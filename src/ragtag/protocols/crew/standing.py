@@ -18,11 +18,11 @@ state, and go on together.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from ragtag.core.channels import topic_of
-from ragtag.core.types import PeerId
+from ragtag.core.types import PeerId, Posted
 from ragtag.protocols.crew.board import Notices
 
 TOPIC = topic_of("standing")
@@ -128,12 +128,12 @@ class Standing:
         return self.ahead(channel) and not self.over(channel)
 
 
-def elsewhere(notices: Notices, channel: int) -> frozenset[PeerId]:
+def elsewhere(posts: Mapping[PeerId, Posted], channel: int) -> frozenset[PeerId]:
     """The peers that are behind, and follow no rounds of a channel until they have the crew's state.
 
-    notices: of ``TOPIC``.
+    posts: of ``TOPIC``.
     """
-    told = {peer: decode(post.blob) for peer, post in notices.posts.items() if post.blob}
+    told = {peer: decode(post.blob) for peer, post in posts.items() if post.blob}
     return frozenset(p for p, behind in told.items() if behind and behind.get(channel, AWAY) == AWAY)
 
 

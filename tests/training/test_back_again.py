@@ -26,6 +26,7 @@ FROM = 20
     ("n", "computes_s", "loss", "frozen_s", "averages", "every", "seed"),
     [
         pytest.param(4, 0.02, 0.0, 0.69, [G], [8], 7, id="gradients"),
+        pytest.param(4, 0.1, 0.0, 2.4, [G], [8], 0, id="gradients, slowly"),
         pytest.param(5, 0.1, 0.02, 2.39, [G], [10], 37, id="gradients, a comparison that is long over"),
         pytest.param(5, 0.02, 0.02, 0.75, [M], [10], 29, id="models"),
         pytest.param(4, 0.1, 0.02, 2.32, [M], [4], 23, id="models, slowly"),
@@ -75,8 +76,9 @@ def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(
 
     SimulatedCrew(n, faults, seed=seed, cost=ComputeCost(computes_s, sigma=0.05, seed=seed)).run(train)
     assert len(steps_s[1]) < 90, "it was away"
+    usual = 1.8 if computes_s < 0.05 else 1.3  # where rounds take most of a step, they spread more
     for peer in set(range(n)) - {1}:
-        assert max(steps_s[peer][FROM:]) < 1.8 * median(steps_s[peer]), peer
+        assert max(steps_s[peer][FROM:]) < usual * median(steps_s[peer]), peer
 
 
 def test_one_that_was_frozen_averages_on_where_the_optimizer_that_brings_the_state_is_stepped_no_more() -> (

@@ -246,6 +246,21 @@ def test_repair_finds_what_was_overtaken(method: Averager, line: str) -> None:
                 assert_complete(outcome, 3, 150, round_)
 
 
+def test_a_channel_opened_anew_knows_nothing_of_the_rounds_before() -> None:
+    """An end marker that waits, as others overtake it, was one of round 1 to the new channel: peers began
+    rounds apart, and waited until their deadlines."""
+    with Crew(3, 60, method=rps_repair, faults=LINES["jitter"]) as crew:
+        crew.meet()
+        for schema in range(1, 7):
+            for future in [d.configure(0, crew.channel, schema) for d in crew.drivers.values()]:
+                future.result(PATIENCE_S)
+            crew.meet(schema)
+            for round_ in range(2):
+                for outcome in crew.average(round_=round_).values():
+                    assert_complete(outcome, 3, 60, round_)
+                    assert outcome.round == round_
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_without_repair_little_is_taken_for_lost(line: str) -> None:
     """A mark that overtakes its message ends it too early, until the line has shown that it reorders."""

@@ -149,7 +149,7 @@ class Path:
         if departures and departures[-1].at_s == now_s:
             departures[-1] = departures[-1]._replace(last=self.sent, in_flight=self.in_flight)
         else:
-            limited = self.received <= self._limited_until
+            limited = self.acked <= self._limited_until
             if len(departures) == TRAINS_MAX:
                 self._forgotten = departures.popleft().last
             departures.append(
@@ -184,7 +184,7 @@ class Path:
         """There is nothing more to send, though the window has room: what comes says little of the path."""
         self._held = True
         if self.allowance > 0:
-            self._limited_until = self.received + self.in_flight
+            self._limited_until = self.sent
 
     def on_ack(
         self,
@@ -397,7 +397,7 @@ class Path:
             self._measured = _Measured(self.received, came_s, left.at_s)
             return (self.received - since.received) / took_s, 0.0
         self._measured = since
-        over = not self.in_flight and self.received <= self._limited_until
+        over = not self.in_flight and self.acked <= self._limited_until
         return None, (self.received - since.received) / least_s if over else 0.0
 
 

@@ -262,8 +262,7 @@ class Driver:
     def open(self, now_s: float, number: int, channel: Channel, schema: int) -> None:
         """``configure`` in the driver's own thread. Raises ValueError: the channel cannot open."""
         self.node.configure(number, channel, now_s)
-        self.engine.framer.open(number, schema)
-        self.engine.outbox.opened(number)
+        self.engine.opened(number, schema)
         if channel.n_chunks >= LARGE_CHUNKS and not channel.passing:
             self._compile()
 

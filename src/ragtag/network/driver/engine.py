@@ -73,6 +73,11 @@ class _Held:
 
     run: Run
 
+    @property
+    def channel(self) -> int:
+        """The channel of its message."""
+        return self.run.key.channel
+
 
 class Engine:
     """The thread that runs ``node`` over ``link``. Its arguments are the driver's.
@@ -338,6 +343,16 @@ class Engine:
     def _finish(self, now_s: float, outcome: Outcome) -> None:
         self.outbox.finish(now_s, outcome)
         self.promises.done(outcome)
+
+    def opened(self, number: int, schema: int) -> None:
+        """A channel is opened, perhaps anew: what still waits here is of the rounds that it had before.
+
+        An end marker of those would say that others are rounds ahead, and this peer would begin theirs.
+        """
+        self.framer.open(number, schema)
+        self.outbox.opened(number)
+        self._timers = [entry for entry in self._timers if entry[2].channel != number]
+        heapq.heapify(self._timers)
 
     def _set_timer(self, at_s: float, timer: Timer | _Held) -> None:
         self._timer_count += 1

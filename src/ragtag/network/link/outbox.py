@@ -196,8 +196,15 @@ class Outbox:
                 return
 
     def _ping(self, now_s: float, flow: Flow) -> None:
-        flow.path.send(now_s, 1)
+        self._send_one(now_s, flow)
         self.emit(flow, self._framer.short(Kind.PING, flow.peer, seq=flow.path.sent), now_s)
+
+    @staticmethod
+    def _send_one(now_s: float, flow: Flow) -> None:
+        """Count a request or a mark, which may be all that there is to send."""
+        flow.path.send(now_s, 1)
+        if not flow.queue:
+            flow.path.idle()
 
     def _hold(self, now_s: float, flow: Flow) -> Hold:
         """What keeps a flow's next message from leaving."""
@@ -298,7 +305,7 @@ class Outbox:
 
     def _repeat_ending(self, now_s: float, flow: Flow, ending: Ending, copies: int) -> None:
         for _ in range(copies):
-            flow.path.send(now_s, 1)
+            self._send_one(now_s, flow)
             if not self._injector.marker_lost(flow.peer, ending.key, ending.repeat):
                 data = self._framer.short(
                     Kind.END,

@@ -35,6 +35,10 @@ LINES: tuple[dict[str, Any], ...] = (
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05},
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.01},
     {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.05, "loss": 0.1},
+    {"loss": 0.06, "bursts": 3.3},
+    {"rtt_s": 0.002, "jitter_s": 0.001},
+    {"mbit": 100.0, "mb": 4.0, "rtt_s": 0.04, "jitter_s": 0.01},
+    {"mbit": 100.0, "mb": 0.16, "rtt_s": 0.04, "loss": 0.06, "bursts": 3.3},
     {"n": 8},
     {"n": 16, "queue_ms": 2.0},
 )

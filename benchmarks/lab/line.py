@@ -45,8 +45,11 @@ class Line:
 
     rate: datagrams a second, at a time.
     room: datagrams in the queue.
-    loss: the share that is lost behind it, at a time.
+    loss: the share that is lost behind it, at a time, one by one or in bursts.
+    bursts: of so many datagrams on the mean.
+    jitter_s: each train is later than the delay by so much on the mean (exponentially), and may be overtaken.
     dropped: what found no room so far.
+    on_the_way: trains that have left, and not come.
     """
 
     def __init__(
@@ -57,10 +60,15 @@ class Line:
         rtt_s: float,
         loss: Callable[[float], float] = lambda _: 0.0,
         seed: int = 0,
+        *,
+        bursts: float = 1.0,
+        jitter_s: float = 0.0,
     ) -> None:
         self.loop, self.rate, self.room, self.rtt_s, self.loss = loop, rate, room, rtt_s, loss
-        self.dropped = 0
+        self._bursts, self._jitter_s = bursts, jitter_s
+        self.dropped = self.on_the_way = 0
         self._queued, self._at_s = 0.0, 0.0
+        self._losing, self._lasts = False, 0
         self._draws = generator(seed, "line")
 
     @property
@@ -77,9 +85,32 @@ class Line:
         fits = max(0, min(count, int(self.room + 1 - self.queued)))
         self.dropped += count - fits
         self._queued += fits
-        came = fits - int(self._draws.binomial(fits, self.loss(now_s)))
-        wait_s = self._queued / self.rate(now_s)
-        self.loop.at(now_s + wait_s + self.rtt_s / 2, lambda: arrive(came))
+        came = fits - self._lost(fits, self.loss(now_s))
+        wait_s = self._queued / self.rate(now_s) + self.rtt_s / 2
+        if self._jitter_s:
+            wait_s += float(self._draws.exponential(self._jitter_s))
+        self.on_the_way += 1
+
+        def arrives() -> None:
+            arrive(came)
+            self.on_the_way -= 1
+
+        self.loop.at(now_s + wait_s, arrives)
+
+    def _lost(self, count: int, share: float) -> int:
+        """How many of the next ``count`` are lost. Bursts and the gaps are geometric (Gilbert)."""
+        if self._bursts == 1.0 or not share:
+            return int(self._draws.binomial(count, share))
+        lost = 0
+        while count:
+            if not self._lasts:
+                self._losing = not self._losing
+                mean = self._bursts if self._losing else self._bursts * (1.0 - share) / share
+                self._lasts = int(self._draws.geometric(1.0 / mean))
+            some = min(count, self._lasts)
+            lost += some * self._losing
+            count, self._lasts = count - some, self._lasts - some
+        return lost
 
 
 class Both:
@@ -278,7 +309,7 @@ class Crew:
 
     Each has an uplink and a downlink of one rate.
 
-    loss: on the downlinks.
+    loss, bursts, jitter_s: on the downlinks (see ``Line``).
     """
 
     def __init__(
@@ -291,6 +322,8 @@ class Crew:
         rtt_s: float = 2e-4,
         loss: float = 0.0,
         mb: float = 16.0,
+        bursts: float = 1.0,
+        jitter_s: float = 0.0,
         keeps_s: Callable[[float], float] = lambda _: TICK_S,
     ) -> None:
         self.loop = loop = Loop()
@@ -299,8 +332,12 @@ class Crew:
         self.block = int(mb * 1e6 / n / VALUES)
         self._ups = [Line(loop, lambda _: rate, room, rtt_s / 2, seed=2 * i) for i in range(n)]
         self._downs = [
-            Line(loop, lambda _: rate, room, rtt_s / 2, lambda _: loss, seed=2 * i + 1) for i in range(n)
-        ]
+            Line(
+                loop, lambda _: rate, room, rtt_s / 2, lambda _: loss, 2 * i + 1,
+                bursts=bursts, jitter_s=jitter_s,
+            )
+            for i in range(n)
+        ]  # fmt: skip
         self.senders: list[Sender] = []
         for i in range(n):
             mine: list[Sender] = []
@@ -326,7 +363,8 @@ class Crew:
                 one.wake()
             while any(one.backlog > 0 for one in self.senders):
                 loop.next()
-            loop.run(loop.now_s + max(line.queued for line in lines) / self._rate + self._rtt_s + TICK_S / 2)
+            while any(line.on_the_way for line in lines):
+                loop.next()
         took_s = loop.now_s - began_s
         loop.run(loop.now_s + gap_s)
         return Round(

@@ -121,6 +121,36 @@ def test_what_was_begun_goes_on_as_it_was_when_its_channel_is_opened_anew() -> N
     assert headers_of(here.wire.rows[-1])["schema"].tolist() == [NEW], "what is begun now is of the new one"
 
 
+def test_marks_that_are_sent_again_leave_the_next_message_little_to_say_of_the_path() -> None:
+    """As more had come by then than the message had, the next one counted as all that the path may carry, and
+    three such round trips ended its startup: at a few hundred datagrams a second.
+    """
+    here, samples = Peer(0), list[Delivery]()
+    path = here.flow.path
+    path.control = Heard(samples)  # type: ignore[assignment]
+    here.give(10)
+    here.outbox.flush(0.0)
+    path.on_ack(0.02, 10, 4, 1000)  # six were overtaken: they come with the mark
+    here.outbox.flush(1.0)
+    assert path.sent > 10, "the mark was sent again"
+    path.on_ack(1.02, path.sent, path.sent, 1000)
+    here.flow.endings.clear()
+    here.give(10)
+    here.outbox.flush(2.0)
+    path.on_ack(2.02, path.sent, path.sent, 1000)
+    assert samples[-1].app_limited
+
+
+def test_an_injected_delay_begins_when_something_is_sent() -> None:
+    """A turn of a busy driver takes milliseconds, and what it sent at its end had as much less to go."""
+    here = Peer(0)
+    injector = Injector(Faults(latency_s=0.02), 1, 0)
+    outbox = Outbox(here.wire, here.framer, injector, {1: here.flow})  # type: ignore[arg-type]
+    outbox.clock_s = lambda: 5.007
+    outbox.answer(5.0, here.flow, Kind.PING)
+    assert injector.held.heap[0][0] == pytest.approx(5.027)
+
+
 def test_what_is_repaired_of_a_round_that_is_done_is_as_it_was_asked_for() -> None:
     """Its values are the next rounds' memory from then on, and would leave with this round's weights."""
     here = Peer(0)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from ragtag.network.control.controller import QUANTUM_S, WINDOW_FIRST, Delivery
 
@@ -38,6 +39,9 @@ _DOUBT = 64.0  # datagrams that are supposed before any are known:
 _SUPPOSED = 0.1  # of which so many may have been lost by the path
 _KEEP = 0.9  # of that, from cycle to cycle
 _AMBIENT_MAX = 0.5
+_BURSTS_MAX = 16.0  # beyond, a whole round's losses are one
+_OVERTAKES_ROUNDS = 64  # for so long one datagram that was overtaken speaks for others
+_SETTLED_ROUNDS = 2  # what was overtaken has come: the round after the next begins
 _MEETING_S = 4.0 * QUANTUM_S  # trains of three milliseconds that meet in a queue wait for each other so long
 _EMPTY_S = 2.0 * QUANTUM_S
 _DEEP = 4.0
@@ -53,6 +57,7 @@ _GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come
 _PLATEAU_ROUNDS = 3
 _DRAIN_ROUNDS = 3
 _TURNS_MAX = 3  # more would make trains of more than three milliseconds
+_LOOSE = 16.0  # windows: a bound so far away is of losses that were no queue's
 _DOUBLINGS_MAX = 16
 _CRUISE_ROUNDS = 6  # version 1 probes every eighth round trip
 _KEPT_ROUNDS = (
@@ -102,9 +107,61 @@ class Losses:
         self.lost = keep * self.lost + lost
 
 
+class Settled(NamedTuple):
+    """Losses of one round that are believed. light: of what left with little under way."""
+
+    light: bool
+    passed: float
+    lost: float
+
+
+@dataclass(slots=True)
+class Overtaken:
+    """Losses that are not believed yet, on a path on which datagrams overtake others.
+
+    What was overtaken counts as lost until it comes. Where that happens losses are told two round trips
+    later, less what has come of them; elsewhere at once.
+    """
+
+    _until: int = -1  # the round up to which the path is taken for one that does so
+    _pending: dict[tuple[int, bool], Losses] = field(default_factory=dict)
+
+    def settle(self, round_: int, light: bool, passed: float, lost: float) -> list[Settled]:
+        """An answer: what is believed since now. lost: below 0 where so many came that had been overtaken."""
+        if lost < 0.0:
+            self._until = round_ + _OVERTAKES_ROUNDS
+            for losses in self._pending.values():
+                came = min(max(0.0, losses.lost), -lost)
+                losses.lost, lost = losses.lost - came, lost + came
+        if round_ > self._until:
+            settled = [*self._take(math.inf), Settled(light, passed, lost)]
+        else:
+            self._pending.setdefault((round_, light), Losses()).add(passed, lost)
+            settled = self._take(round_ - _SETTLED_ROUNDS)
+        return settled
+
+    def _take(self, until: float) -> list[Settled]:
+        over = [key for key in self._pending if key[0] <= until]
+        return [
+            Settled(key[1], losses.passed, losses.lost) for key in over if (losses := self._pending.pop(key))
+        ]
+
+
+class Squares(NamedTuple):
+    """What rounds lost, squared; times what they passed; and what they passed, squared."""
+
+    lost: float
+    both: float
+    passed: float
+
+    def times(self, keep: float) -> Squares:
+        """All of it, faded."""
+        return Squares(keep * self.lost, keep * self.both, keep * self.passed)
+
+
 @dataclass(slots=True)
 class Ambient:
-    """The share of datagrams that a path loses however little is sent.
+    """The share of datagrams that a path loses however little is sent, and whether it does so in bursts.
 
     What left while less was under way than half of what fills the path met no full queue of this peer's. The
     beginning of each message does so; what averages comes in messages. Until something of that is known, one
@@ -113,9 +170,15 @@ class Ambient:
 
     share: float = 0.0
     _pool: Losses = field(default_factory=Losses)
+    _squares: Squares = field(default_factory=lambda: Squares(0.0, 0.0, 0.0))
 
     def learn(self, passed: float, lost: float) -> None:
-        """Datagrams that left while little was under way."""
+        """Datagrams of one round that left while little was under way."""
+        keep = min(1.0, _POOL / (self._pool.passed + passed)) if passed else 1.0
+        before = self._squares.times(keep)
+        self._squares = Squares(
+            before.lost + lost * lost, before.both + lost * passed, before.passed + passed * passed
+        )
         self._pool.add(passed, lost, within=_POOL)
         self._tell()
 
@@ -123,10 +186,23 @@ class Ambient:
         """A cycle is over: what is not seen again is forgotten."""
         self._pool.passed *= _KEEP
         self._pool.lost *= _KEEP
+        self._squares = self._squares.times(_KEEP)
         self._tell()
 
+    @property
+    def bursts(self) -> float:
+        """How much more the losses of a round scatter than if each datagram were lost by itself: the index of
+        dispersion, 1 for single losses.
+        """
+        p = self._pool.lost / self._pool.passed if self._pool.passed else 0.0
+        if not 0.0 < p < 1.0:
+            return 1.0
+        of = self._squares
+        over = (of.lost - 2.0 * p * of.both + p * p * of.passed) / (p * (1.0 - p) * self._pool.passed)
+        return min(_BURSTS_MAX, max(1.0, over))
+
     def _tell(self) -> None:
-        self.share = min(_AMBIENT_MAX, self._pool.lost / (self._pool.passed + _DOUBT))
+        self.share = min(_AMBIENT_MAX, max(0.0, self._pool.lost / (self._pool.passed + _DOUBT)))
 
     def exceeded(self, seen: Losses, by: float = _LOSS_EXCESS) -> bool:
         """Whether a queue must have been full: more was lost than the path loses, and than chance does."""
@@ -135,8 +211,25 @@ class Ambient:
         known = self._pool.passed + _DOUBT
         usual = (self._pool.lost + _SUPPOSED * _DOUBT) / known
         wide = max(usual, _LOSS_EXCESS)
-        chance = math.sqrt(wide * (1.0 - wide) * (1.0 / seen.passed + 1.0 / known))
+        chance = math.sqrt(wide * (1.0 - wide) * self.bursts * (1.0 / seen.passed + 1.0 / known))
         return seen.share > usual + by + _SIGMAS * chance
+
+
+@dataclass(slots=True)
+class BeforeLoss:
+    """How things stood before losses changed the course, as they may have been overtaken datagrams.
+
+    round: when that was. of: how many were lost. lost: how many of them have not come.
+    """
+
+    round: int
+    of: float
+    lost: float
+    phase: Probe
+    longterm: float
+    shortterm: float
+    filled: bool
+    short: bool
 
 
 @dataclass(slots=True)
@@ -200,7 +293,10 @@ class Bbr:
     compete: Cubic | None = None
     _round: int = 0
     _began: int = 0  # the round in which this phase began
+    _overtaken: Overtaken = field(default_factory=Overtaken)
+    _before_loss: BeforeLoss | None = None
     _seen: Losses = field(default_factory=Losses)  # in this round
+    _light: Losses = field(default_factory=Losses)  # and of what left with little under way
     _latest: float = 0.0  # delivered a second in this round, at most
     _cycle: tuple[float, float] = (0.0, 0.0)  # most of the last cycle, and of this one
     _full: float = 0.0
@@ -234,15 +330,21 @@ class Bbr:
         """Update the model, go from phase to phase, and set the rate and the window."""
         # what chance explains is a number of datagrams, each with several packets
         passed, lost = sample.passed / sample.together, (sample.passed - sample.delivered) / sample.together
-        self._seen.add(passed, lost)
         self._most = max(self._most, sample.tx_in_flight, sample.in_flight)
         self._measure(sample)
-        if self._unfilled(sample):
-            self.ambient.learn(passed, lost)
+        if lost < 0.0:
+            self._forgive(-lost)
+        for settled in self._overtaken.settle(sample.rounds, self._unfilled(sample), passed, lost):
+            self._seen.add(settled.passed, settled.lost)
+            if settled.light:
+                self._light.add(settled.passed, settled.lost)
         if sample.rounds != self._round:
             self._round = sample.rounds
+            if self._before_loss is not None and self._round > self._before_loss.round + _SETTLED_ROUNDS:
+                self._before_loss = None
+            self.ambient.learn(self._light.passed, self._light.lost)
             self._turn(sample)
-            self._seen, self._latest = Losses(), 0.0
+            self._seen, self._light, self._latest = Losses(), Losses(), 0.0
             self._kept_s[self._round % _KEPT_ROUNDS] = 0.0
         self._move(sample)
         self._set(sample)
@@ -257,7 +359,7 @@ class Bbr:
         a driver has a third of the work. Where the queue is known to be short, trains are; and until the
         path was full once, as rates are measured over several of them and a startup must not take long.
         """
-        turns = self._filled and self.longterm == math.inf
+        turns = self._filled and self.longterm >= _LOOSE * self.window
         return QUANTUM_S * (min(self.busy, _TURNS_MAX) if turns else 1)
 
     @property
@@ -279,10 +381,11 @@ class Bbr:
         """Whether what was answered has met no full queue.
 
         It left with so little under way that it fills no path: half of what fills this one, or a first train.
-        Or it did not wait on a path on which datagrams have waited far longer.
+        Its first datagram decides, as where some are lost an answer is of more. Or it did not wait on a path
+        on which datagrams have waited far longer.
         """
         light = max(self._to_send(self.product) / 2, self._rate() * QUANTUM_S + 1, WINDOW_MIN)
-        if sample.tx_in_flight <= light:
+        if sample.tx_first <= light:
             return not self._queueing
         return sample.rtt_s is not None and self._queued_s <= _EMPTY_S <= self._deepest_s / _DEEP
 
@@ -361,6 +464,10 @@ class Bbr:
 
     def _lose(self, sample: Delivery) -> None:
         """More was lost in a round than the path loses of itself."""
+        self._before_loss = BeforeLoss(
+            self._round, self._seen.lost, self._seen.lost, self.phase, self.longterm, self.shortterm,
+            self._filled, self._short,
+        )  # fmt: skip
         if self._deepest_s < 2.0 * self._meeting_s:  # what overflows has never shown more than that
             self._short |= self.ambient.exceeded(self._seen, _LOSS_SHORT)
         if self.phase in _PROBING:
@@ -372,6 +479,17 @@ class Bbr:
                 self._enter(Probe.DOWN)
         elif self._latest > 0:
             self.shortterm = max(self._latest, _BETA * self._rate())
+
+    def _forgive(self, came: float) -> None:
+        """So many came that had counted as lost: where most of those that changed the course did, go back."""
+        before = self._before_loss
+        if before is None:
+            return
+        before.lost -= came
+        if before.lost <= before.of / 2.0:
+            self.phase, self.longterm, self.shortterm = before.phase, before.longterm, before.shortterm
+            self._filled, self._full_rounds, self._short = before.filled, 0, before.short
+            self._before_loss = None
 
     def _move(self, sample: Delivery) -> None:
         rounds, in_flight = self._round - self._began, sample.in_flight - sample.passed

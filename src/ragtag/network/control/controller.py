@@ -38,6 +38,7 @@ class Delivery:
     together: how many are lost at once: those that leave in one datagram.
     at_least: datagrams a second that the path delivers at least, where it was all that there was to send, and
         was there before a rate could be measured; 0: not known.
+    tx_first: datagrams under way when the first of what was passed left.
     """
 
     now_s: float
@@ -55,6 +56,7 @@ class Delivery:
     kept_s: float = 0.0
     together: int = 1
     at_least: float = 0.0
+    tx_first: int = 0
 
 
 class Controller(Protocol):

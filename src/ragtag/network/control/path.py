@@ -206,7 +206,7 @@ class Path:
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
         ends = self._ends_silence(now_s)
-        left, tx_in_flight = self._left(highest)
+        left, tx_in_flight, tx_first = self._left(highest)
         rtt_s = None
         if left is not None:
             took_s = now_s - left.at_s
@@ -244,6 +244,7 @@ class Path:
                 kept_s,
                 self.mtu.packets,
                 at_least,
+                tx_first,
             )
         )
 
@@ -331,17 +332,20 @@ class Path:
         """Over how long a rate is measured at least: paths that are busy at once take turns."""
         return _SPAN_TRAINS * self.control.train_s
 
-    def _left(self, number: int) -> tuple[_Departure | None, int]:
-        """When a number left, and what was under way at most since the last answer's.
+    def _left(self, number: int) -> tuple[_Departure | None, int, int]:
+        """When a number left, and what was under way at most since the last answer's, and at first.
 
         What left before it is not asked for again.
         """
         departures, most = self._departures, 0
+        while departures and departures[0].last <= self.acked:
+            departures.popleft()
+        first = departures[0].in_flight if departures else 0
         while departures and departures[0].last < number:
             most = max(most, departures.popleft().in_flight)
         if not departures or number <= self._forgotten:
-            return None, most
-        return departures[0], max(most, departures[0].in_flight)
+            return None, most, first
+        return departures[0], max(most, departures[0].in_flight), first
 
     def _ends_silence(self, now_s: float) -> bool:
         """An answer came: whether it ends a silence, in which none came for ``PINGS`` timeouts.

@@ -152,6 +152,7 @@ class Engine:
     def start(self) -> None:
         """Let the mailbox take calls, and start the thread."""
         self.mailbox.closed = False
+        self.outbox.clock_s = self.now_s
         self.thread.start()
 
     def close(self, deadline_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,6 +42,9 @@ class Outbox:
         self._done: dict[int, int] = {}  # by channel, the newest round that is done
         self.clock_ns = time.time_ns
         """By which links say when something came."""
+        self.clock_s: Callable[[], float] | None = None
+        """The driver's clock, where it runs by one: an injected delay begins when something is sent, and not
+        with the turn in which it is."""
         self.blocked = False
         self._flushed_s = 0.0
         self.sent = self.sent_bytes = 0
@@ -282,7 +286,7 @@ class Outbox:
             self._count(left, left * rows.shape[1])
             return left
         for _ in range(2 if injector.duplicated() else 1):
-            injector.held.push(injector.due_s(now_s, rows.nbytes), flow.peer, rows.copy())
+            injector.held.push(injector.due_s(self._leaves_s(now_s), rows.nbytes), flow.peer, rows.copy())
         return len(rows)
 
     def _mark_end(self, now_s: float, flow: Flow, outgoing: Outgoing) -> None:
@@ -350,9 +354,13 @@ class Outbox:
         if (not drawn and injector.answer_lost(flow.peer)) or injector.cut(flow.peer, now_s):
             return
         if injector.delays:
-            injector.held.push(injector.due_s(now_s, HEADER_BYTES), flow.peer, data)
+            injector.held.push(injector.due_s(self._leaves_s(now_s), HEADER_BYTES), flow.peer, data)
         else:
             self._out(flow, data)
+
+    def _leaves_s(self, now_s: float) -> float:
+        """When what is sent in the turn that began at ``now_s`` gets to an injected line."""
+        return now_s if self.clock_s is None else max(now_s, self.clock_s())
 
     def _out(self, flow: Flow, data: Bytes | bytes) -> None:
         if isinstance(data, bytes):

@@ -190,6 +190,8 @@ def test_too_little_noise_is_refused() -> None:
     for multiplier, max_norm in ((0.0, 1.0), (1.0, 0.0), (math.inf, 1.0)):
         with pytest.raises(ValueError, match="both must be above 0"):
             DistributedNoise(multiplier, max_norm)
+    with pytest.raises(TypeError, match="multiplier is '1'; it is a number"):
+        DistributedNoise("1", 1.0)  # type: ignore[arg-type]
 
 
 def test_there_always_is_somebody_left_whose_noise_counts() -> None:

@@ -82,6 +82,7 @@ from ragtag.protocols.secagg import (
     ring_for,
     sum_block,
 )
+from ragtag.schedules.base import is_number
 from ragtag.training.named import Shape
 from ragtag.training.transport import PublishingTransport
 
@@ -102,13 +103,18 @@ class DistributedNoise:
     multiplier: standard deviation of all that is counted on, over ``max_norm``.
     max_norm: Euclidean norm to which each peer's vector is clipped.
 
-    Raises ValueError: one is not above 0.
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is not above 0.
     """
 
     multiplier: float
     max_norm: float
 
     def __post_init__(self) -> None:
+        for name, value in (("multiplier", self.multiplier), ("max_norm", self.max_norm)):
+            if not is_number(value):
+                raise TypeError(f"{name} is {value!r}; it is a number, as in DistributedNoise(1.1, 1.0)")
         if not (0 < self.multiplier < math.inf and 0 < self.max_norm < math.inf):
             raise ValueError(f"{self}: both must be above 0; without noise leave noise= out")
 

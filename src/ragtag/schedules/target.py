@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ragtag.schedules.base import Average, Compute, Decision, Progress, Wait
+from ragtag.schedules.base import Average, Compute, Decision, Progress, Wait, is_number
 
 _LOOKS = 16
 """A peer that stands by looks again so often in the time of one of its batches, at least."""
@@ -96,7 +96,7 @@ class TargetBatch:
 
     def __post_init__(self) -> None:
         value = self.samples
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             raise TypeError(f"target_batch is {value!r}; it is a number of samples, as target_batch=4096")
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"target_batch is {value!r}; it is a number of samples above 0")

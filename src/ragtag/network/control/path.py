@@ -305,8 +305,8 @@ class Path:
 
     @property
     def tries(self) -> int:
-        """How many large datagrams in a row are not lost by chance, but once in a thousand times."""
-        return max(PROBES_MAX, self.copies)
+        """How many large datagrams in a row, or the answers to them, chance loses once in a thousand times."""
+        return max(PROBES_MAX, _times(1.0 - (1.0 - self.loss) ** 2)) if self._lossy else PROBES_MAX
 
     @property
     def rto_s(self) -> float:
@@ -323,9 +323,11 @@ class Path:
     @property
     def copies(self) -> int:
         """How often to send at once what must not get lost: all copies are lost once in a thousand times."""
-        if self.acked < WINDOW_MIN or self.loss <= 1e-3:
-            return 1
-        return min(_COPIES_MAX, math.ceil(math.log(1e-3) / math.log(min(self.loss, 0.9))))
+        return min(_COPIES_MAX, _times(self.loss)) if self._lossy else 1
+
+    @property
+    def _lossy(self) -> bool:
+        return self.acked >= WINDOW_MIN and self.loss > 1e-3
 
     @property
     def _span_s(self) -> float:
@@ -403,6 +405,11 @@ class Path:
         self._measured = since
         over = not self.in_flight and self.acked <= self._limited_until
         return None, (self.received - since.received) / least_s if over else 0.0
+
+
+def _times(loss: float) -> int:
+    """How often to send something, so that all are lost once in a thousand times."""
+    return math.ceil(math.log(1e-3) / math.log(min(loss, 0.9)))
 
 
 def claim_alike(paths: Sequence[Path]) -> None:

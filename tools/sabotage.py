@@ -3113,6 +3113,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_outbox.py", "-k", "sent_again"),
     ),
     Sabotage(
+        "meetings: pauses grow though the other is heard",
+        "src/ragtag/protocols/crew/meet.py",
+        "pause_s = self._pause_s[peer] = self._first_pause_s(peer)",
+        "pause_s = self._pause_s[peer]",
+        ("tests/protocols/test_meet.py", "-k", "told_again"),
+    ),
+    Sabotage(
         "driver: a channel opened anew hears of the rounds before",
         "src/ragtag/network/driver/engine.py",
         "for entry in self._timers if entry[2].channel != number]",

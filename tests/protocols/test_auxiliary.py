@@ -150,7 +150,7 @@ def test_to_all_but_rounds_it_is_a_visitor() -> None:
     assert node.live == frozenset(range(3)) and 3 in node.gone and node.n == 4
     assert node.crew.owners == frozenset(range(4)) and node.auxiliary == {3}
     node.step(0.0, Tell(7, b"here", 9.0))
-    told = {e.run.peer for e in node.step(0.0, Expired(Timer(255, 7, "again"))) if isinstance(e, Send)}
+    told = {e.run.peer for e in node.step(0.1, Expired(Timer(255, 7, "again"))) if isinstance(e, Send)}
     assert told == {1, 2}  # a meeting does not wait for it
     node.step(1.0, Left(3))
     assert node.crew.owners == frozenset(range(3)) and not node.auxiliary and node.cut == 3

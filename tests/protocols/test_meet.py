@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragtag.core.types import SEATS_MAX, Arm, Arrived, Expired, Left, Met, Run, Send, Tell, Timer, Visits
+from ragtag.core.types import (
+    SEATS_MAX,
+    Arm,
+    Arrived,
+    Expired,
+    Left,
+    Measured,
+    Met,
+    Run,
+    Send,
+    Tell,
+    Timer,
+    Visits,
+)
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import (
     BLOB_MAX,
@@ -19,6 +32,7 @@ from ragtag.protocols.crew.meet import (
     MEETINGS_MAX,
     PATIENCE,
     TELL,
+    TOLD,
     Meeting,
     Meetings,
     from_rows,
@@ -82,6 +96,34 @@ class Lobby:
                     self.push(effect.at_s, peer, Expired(effect.timer))
                 elif isinstance(effect, Met):
                     self.met[peer].append((self.now_s, effect))
+
+
+def test_what_is_lost_is_told_again_after_the_time_that_an_answer_takes() -> None:
+    """The pauses grew to a second whether anything came or not: at 30 % of loss a meeting took 4.5 s."""
+    lobby, lost = Lobby(2), [0, 0]
+
+    def loses(peer: int, run: Run) -> bool:
+        lost[peer] += run.key.stage == TOLD
+        return run.key.stage == TOLD and lost[peer] <= 5
+
+    lobby.lost = loses
+    for peer in range(2):
+        lobby.push(0.0, peer, Measured(1 - peer, 0.02, 0.02, 0.0))
+        lobby.tell(peer, 0, 5.0)
+    lobby.run()
+    for ((at_s, met),) in lobby.met.values():
+        assert met.missing == () and at_s < 0.2
+
+
+def test_one_that_does_not_come_is_told_ever_more_rarely() -> None:
+    lobby, told = Lobby(3, {2}), []
+    lobby.lost = lambda peer, run: run.peer == 2 and bool(told.append(lobby.now_s))  # type: ignore[func-returns-value]
+    for peer in range(2):
+        lobby.push(0.0, peer, Measured(2, 0.002, 0.002, 0.0))
+        lobby.tell(peer, 0, 20.0)
+    lobby.run()
+    assert {peer: at_s for peer, ((at_s, _),) in list(lobby.met.items())[:2]} == {0: 20.0, 1: 20.0}
+    assert 2 * 20 <= len(told) <= 2 * 30
 
 
 def test_in_a_large_crew_each_meets_a_few_others_and_news_are_near_to_all() -> None:

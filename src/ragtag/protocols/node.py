@@ -277,7 +277,7 @@ class Node:
         def make() -> Meeting:
             others = self._presence.others
             few = None if self.n <= PEERS_MAX else partners(self.me, others - self._presence.absent)
-            return Meeting(others, number, few)
+            return Meeting(others, number, few, self.crew.rtt_s)
 
         return self._meetings.of(number, make)
 

@@ -305,7 +305,7 @@ class Path:
 
     @property
     def tries(self) -> int:
-        """How many large datagrams in a row, or the answers to them, chance loses once in a thousand times."""
+        """How many large datagrams in a row, or answers to them, chance loses once in a thousand times."""
         return max(PROBES_MAX, _times(1.0 - (1.0 - self.loss) ** 2)) if self._lossy else PROBES_MAX
 
     @property

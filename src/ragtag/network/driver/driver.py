@@ -192,6 +192,7 @@ class Driver:
         def begin(now_s: float) -> None:
             if not self.engine.promises.meeting(number, future):
                 return
+            self.tell_measurements(now_s)
             try:
                 self.engine.step(now_s, Tell(number, blob, now_s + deadline_s, late, there))
             except (ValueError, RuntimeError) as error:

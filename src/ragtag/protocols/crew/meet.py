@@ -1,8 +1,9 @@
 """Peers meet: each tells the others a few bytes, and knows that they were heard.
 
-Peers find each other so, and compare what they will average before any work is lost. There is no measured
-round trip before the first answer, so the first pause is fixed and doubles (as RFC 6298 begins, section 5).
-It costs a few datagrams and decides no deadline.
+Peers find each other so, and compare what they will average before any work is lost. What is not answered is
+told again: after the time that an answer takes where that is measured, and else after a fixed pause, which
+doubles (RFC 6298, section 5) up to a second until something comes from the peer. It costs a few datagrams and
+decides no deadline.
 
 A late peer meets peers that answer at once, so it measures how long an answer takes. Once half of them have
 met it, it goes on without peers from which nothing comes for ``PATIENCE`` times as long. These are frozen,
@@ -12,7 +13,8 @@ dead or cut off, and are answered when they come back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -81,17 +83,27 @@ class Meeting:
 
     others: the peers whose blobs count.
     few: those of them that are told and waited for; ``None``: all.
+    rtt_s: how long an answer takes, of the peers of which that is measured.
     """
 
-    def __init__(self, others: frozenset[PeerId], number: int, few: frozenset[PeerId] | None = None) -> None:
-        self.number = number
+    def __init__(
+        self,
+        others: frozenset[PeerId],
+        number: int,
+        few: frozenset[PeerId] | None = None,
+        rtt_s: Mapping[PeerId, float] = MappingProxyType({}),
+    ) -> None:
+        self.number, self._rtt_s = number, rtt_s
         self._others, self._few = set(others), few
         self._expected = set(others if few is None else few)
         self._blobs: dict[PeerId, _Blob] = {}
         self._acked: set[PeerId] = set()
         self._tell: Tell | None = None
         self._told_s: dict[PeerId, float] = {}  # when each peer was told first
-        self._slowest_s = self._pause_s = _PAUSE_FIRST_S
+        self._pause_s: dict[PeerId, float] = {}  # since when nothing came: until it is told again,
+        self._next_s: dict[PeerId, float] = {}  # and when that is
+        self._again_s = math.inf
+        self._slowest_s = _PAUSE_FIRST_S
         self._patient_until_s = -math.inf
         self.over = False
 
@@ -130,7 +142,8 @@ class Meeting:
         elif isinstance(event, Expired) and self._tell is not None and not self.over:
             if event.timer.name == "deadline":
                 return self._meet(force=True)
-            if event.timer.name == "again":
+            if event.timer.name == "again" and now_s >= self._again_s:
+                self._again_s = math.inf
                 effects += self._say(now_s)
         elif isinstance(event, Left):
             self._expected.discard(event.peer)
@@ -141,18 +154,43 @@ class Meeting:
             self._acked.discard(event.peer)
             self._blobs.pop(event.peer, None)
             self._told_s.pop(event.peer, None)
+            self._next_s.pop(event.peer, None)
+            if self.under_way:
+                effects += self._say(now_s)
         return effects + self._lose_patience(now_s) + self._meet(force=False)
 
     def _say(self, now_s: float) -> list[Effect]:
+        """Tell those that are due for it, and have not acknowledged it."""
         assert self._tell is not None
-        pause_s, self._pause_s = self._pause_s, min(_PAUSE_MAX_S, 2 * self._pause_s)
         # a peer whose meeting is over tells its blob only when it is asked, and does not repeat it
         done = self._met() if self._tell.late else self._acked
         effects: list[Effect] = []
+        next_s = math.inf
         for peer in sorted(self._expected - done):
-            self._told_s.setdefault(peer, now_s)
-            effects.append(self._told(peer, self._tell.deadline_s))
-        return [*effects, Arm(self._timer("again"), now_s + pause_s)]
+            if self._next_s.get(peer, -math.inf) <= now_s:
+                self._told_s.setdefault(peer, now_s)
+                effects.append(self._told(peer, self._tell.deadline_s))
+                pause_s = self._pause_s.get(peer) or self._first_pause_s(peer)
+                self._next_s[peer], self._pause_s[peer] = now_s + pause_s, min(_PAUSE_MAX_S, 2 * pause_s)
+            next_s = min(next_s, self._next_s[peer])
+        return effects + self._arm(next_s)
+
+    def _first_pause_s(self, peer: PeerId) -> float:
+        return min(_PAUSE_MAX_S, self._rtt_s.get(peer, _PAUSE_FIRST_S))
+
+    def _arm(self, at_s: float) -> list[Effect]:
+        if at_s >= self._again_s:
+            return []
+        self._again_s = at_s
+        return [Arm(self._timer("again"), at_s)]
+
+    def _here(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Something came from a peer: it is there, and what it has not acknowledged was lost."""
+        if self._tell is None or self.over or peer not in self._next_s:
+            return []
+        pause_s = self._pause_s[peer] = self._first_pause_s(peer)
+        self._next_s[peer] = min(self._next_s[peer], now_s + pause_s)
+        return self._arm(self._next_s[peer])
 
     def _lose_patience(self, now_s: float) -> list[Effect]:
         """At a late peer: where most have answered, wait no longer for those from which nothing came."""
@@ -185,10 +223,11 @@ class Meeting:
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.peer not in self._others:
             return []
+        here = self._here(now_s, run.peer)
         if run.key.stage == TOLD:
             if len(run.payload) and (run.mask is None or run.mask.any()):
                 self._acked.add(run.peer)
-            return []
+            return here
         if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
             return []
         blob = self._blobs.setdefault(run.peer, _Blob(run.total))
@@ -197,12 +236,12 @@ class Meeting:
         for a, b in blob.incoming.fresh(run):
             blob.rows[run.first + a : run.first + b] = run.payload[a:b]
         if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
-            return []
+            return here
         told = np.zeros((1, CHUNK_BYTES), np.uint8)
         answer = whole_message(
             run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64)
         )
-        effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
+        effects = [*here, Send(answer, now_s + _PAUSE_MAX_S)]
         late = self.over or run.peer not in self._expected
         if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
             effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))

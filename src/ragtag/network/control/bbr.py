@@ -7,8 +7,10 @@ each. It paces at the rate, and keeps about one product of the two under way.
 
 The draft lowers its rate when more than 2 % of a round trip's datagrams are lost. A link that drops one
 datagram in ten of itself would starve. Here the threshold lies above the path's own losses (``Ambient``),
-which are those that remain when the path is not full. What is under way and lost takes its share of the
-line, so rates and windows are given for what is sent: what is delivered over one minus that share.
+which are those that remain when the path is not full, and above what chance makes of them: bursts scatter
+more than single losses do (``Ambient.bursts``). What was overtaken is no loss, which shows when it comes
+(``Overtaken``, ``BeforeLoss``). What is under way and lost takes its share of the line, so rates and windows
+are given for what is sent: what is delivered over one minus that share.
 
 Three things are different from TCP's BBR, as both ends are busy Python processes:
 - Round trips are the path's alone. What a datagram and its answer waited for at the two ends is known

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,10 @@ from ragtag.core.types import (
     Arm,
     Arrived,
     Expired,
+    Joined,
     Left,
     Measured,
+    MessageKey,
     Met,
     Run,
     Send,
@@ -24,6 +27,7 @@ from ragtag.core.types import (
     Timer,
     Visits,
 )
+from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.crew.district import partners
 from ragtag.protocols.crew.meet import (
     BLOB_MAX,
@@ -113,6 +117,24 @@ def test_what_is_lost_is_told_again_after_the_time_that_an_answer_takes() -> Non
     lobby.run()
     for ((at_s, met),) in lobby.met.values():
         assert met.missing == () and at_s < 0.2
+
+
+def test_a_new_process_is_told_again_whatever_its_former_self_said_last() -> None:
+    """What could not be taken put off the timer for telling, and no timer was left."""
+    meeting, rows = Meeting(frozenset({1}), 0), np.zeros((2, CHUNK_BYTES), np.uint8)
+    none, nobody = np.zeros(1, np.float32), np.zeros(1, np.uint64)
+
+    def came(stage: int, total: int) -> Arrived:
+        key = MessageKey(MEET, 0, stage, 0)
+        return Arrived((Run(1, key, 0, total, rows[:1], none, nobody, None, False),))
+
+    meeting.step(0.0, Tell(0, b"hello", 9.0))
+    meeting.step(0.05, came(TOLD, 1))
+    meeting.step(0.1, Expired(Timer(MEET, 0, "again")))
+    meeting.step(0.2, came(TELL, 3))
+    meeting.step(0.2, came(TELL, 2))
+    effects = meeting.step(0.25, Joined(1))
+    assert {type(effect) for effect in effects} == {Send, Arm}
 
 
 def test_one_that_does_not_come_is_told_ever_more_rarely() -> None:

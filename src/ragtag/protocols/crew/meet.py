@@ -131,7 +131,7 @@ class Meeting:
         effects: list[Effect] = []
         if isinstance(event, Arrived):
             for run in event.runs:
-                effects += self._take(now_s, run)
+                effects += self._take(now_s, run) + self._here(now_s, run.peer)
         elif isinstance(event, Tell):
             if self._tell is not None:
                 raise RuntimeError(f"meeting {self.number} has been held already; give each its own number")
@@ -155,6 +155,7 @@ class Meeting:
             self._blobs.pop(event.peer, None)
             self._told_s.pop(event.peer, None)
             self._next_s.pop(event.peer, None)
+            self._pause_s.pop(event.peer, None)
             if self.under_way:
                 effects += self._say(now_s)
         return effects + self._lose_patience(now_s) + self._meet(force=False)
@@ -162,11 +163,9 @@ class Meeting:
     def _say(self, now_s: float) -> list[Effect]:
         """Tell those that are due for it, and have not acknowledged it."""
         assert self._tell is not None
-        # a peer whose meeting is over tells its blob only when it is asked, and does not repeat it
-        done = self._met() if self._tell.late else self._acked
         effects: list[Effect] = []
         next_s = math.inf
-        for peer in sorted(self._expected - done):
+        for peer in sorted(self._to_tell()):
             if self._next_s.get(peer, -math.inf) <= now_s:
                 self._told_s.setdefault(peer, now_s)
                 effects.append(self._told(peer, self._tell.deadline_s))
@@ -174,6 +173,12 @@ class Meeting:
                 self._next_s[peer], self._pause_s[peer] = now_s + pause_s, min(_PAUSE_MAX_S, 2 * pause_s)
             next_s = min(next_s, self._next_s[peer])
         return effects + self._arm(next_s)
+
+    def _to_tell(self) -> set[PeerId]:
+        """The peers that are told until they have acknowledged it."""
+        assert self._tell is not None
+        # a peer whose meeting is over tells its blob only when it is asked, and does not repeat it
+        return self._expected - (self._met() if self._tell.late else self._acked)
 
     def _first_pause_s(self, peer: PeerId) -> float:
         return min(_PAUSE_MAX_S, self._rtt_s.get(peer, _PAUSE_FIRST_S))
@@ -186,7 +191,7 @@ class Meeting:
 
     def _here(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Something came from a peer: it is there, and what it has not acknowledged was lost."""
-        if self._tell is None or self.over or peer not in self._next_s:
+        if not self.under_way or peer not in self._next_s or peer not in self._to_tell():
             return []
         pause_s = self._pause_s[peer] = self._first_pause_s(peer)
         self._next_s[peer] = min(self._next_s[peer], now_s + pause_s)
@@ -223,11 +228,10 @@ class Meeting:
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.peer not in self._others:
             return []
-        here = self._here(now_s, run.peer)
         if run.key.stage == TOLD:
             if len(run.payload) and (run.mask is None or run.mask.any()):
                 self._acked.add(run.peer)
-            return here
+            return []
         if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
             return []
         blob = self._blobs.setdefault(run.peer, _Blob(run.total))
@@ -236,12 +240,12 @@ class Meeting:
         for a, b in blob.incoming.fresh(run):
             blob.rows[run.first + a : run.first + b] = run.payload[a:b]
         if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
-            return here
+            return []
         told = np.zeros((1, CHUNK_BYTES), np.uint8)
         answer = whole_message(
             run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64)
         )
-        effects = [*here, Send(answer, now_s + _PAUSE_MAX_S)]
+        effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
         late = self.over or run.peer not in self._expected
         if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
             effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))

@@ -3087,15 +3087,15 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: what was overtaken is lost",
         "src/ragtag/network/control/bbr.py",
-        "if round_ > self._until:",
-        "if round_ > -1:",
+        "newest = round_ if round_ > self._until else round_ - _SETTLED_ROUNDS",
+        "newest = round_",
         ("tests/network/test_bbr.py", "-k", "overtaken or reorders"),
     ),
     Sabotage(
         "rate control: losses that have come leave their mark",
         "src/ragtag/network/control/bbr.py",
-        "if before.lost <= before.of / 2.0:",
-        "if before.lost < -before.of:",
+        "if before.came >= before.lost / 2.0:",
+        "if before.came > 2.0 * before.lost:",
         ("tests/network/test_bbr.py", "-k", "overtaken or reorders"),
     ),
     Sabotage(

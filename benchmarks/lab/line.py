@@ -327,8 +327,8 @@ class Crew:
         keeps_s: Callable[[float], float] = lambda _: TICK_S,
     ) -> None:
         self.loop = loop = Loop()
-        self._rate = rate = datagrams(mbit)
-        room, self._rtt_s = int(rate * queue_ms / 1e3), rtt_s
+        rate = datagrams(mbit)
+        room = int(rate * queue_ms / 1e3)
         self.block = int(mb * 1e6 / n / VALUES)
         self._ups = [Line(loop, lambda _: rate, room, rtt_s / 2, seed=2 * i) for i in range(n)]
         self._downs = [

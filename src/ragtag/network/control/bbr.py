@@ -102,11 +102,15 @@ class Losses:
         """Lost of those passed."""
         return self.lost / self.passed if self.passed else 0.0
 
-    def add(self, passed: float, lost: float, within: float = math.inf) -> None:
-        """Count some more. within: they are of about the last so many; what was before fades."""
+    def add(self, passed: float, lost: float, within: float = math.inf) -> float:
+        """Count some more. within: they are of about the last so many; what was before fades.
+
+        Returns what of that is kept: 1 is all.
+        """
         keep = min(1.0, within / (self.passed + passed)) if passed else 1.0
         self.passed = keep * self.passed + passed
         self.lost = keep * self.lost + lost
+        return keep
 
 
 class Settled(NamedTuple):
@@ -135,18 +139,13 @@ class Overtaken:
             for losses in self._pending.values():
                 came = min(max(0.0, losses.lost), -lost)
                 losses.lost, lost = losses.lost - came, lost + came
-        if round_ > self._until:
-            settled = [*self._take(math.inf), Settled(light, passed, lost)]
-        else:
-            self._pending.setdefault((round_, light), Losses()).add(passed, lost)
-            settled = self._take(round_ - _SETTLED_ROUNDS)
+        self._pending.setdefault((round_, light), Losses()).add(passed, lost)
+        newest = round_ if round_ > self._until else round_ - _SETTLED_ROUNDS
+        settled = []
+        for key in [key for key in self._pending if key[0] <= newest]:
+            losses = self._pending.pop(key)
+            settled.append(Settled(key[1], losses.passed, losses.lost))
         return settled
-
-    def _take(self, until: float) -> list[Settled]:
-        over = [key for key in self._pending if key[0] <= until]
-        return [
-            Settled(key[1], losses.passed, losses.lost) for key in over if (losses := self._pending.pop(key))
-        ]
 
 
 class Squares(NamedTuple):
@@ -176,12 +175,10 @@ class Ambient:
 
     def learn(self, passed: float, lost: float) -> None:
         """Datagrams of one round that left while little was under way."""
-        keep = min(1.0, _POOL / (self._pool.passed + passed)) if passed else 1.0
-        before = self._squares.times(keep)
+        before = self._squares.times(self._pool.add(passed, lost, within=_POOL))
         self._squares = Squares(
             before.lost + lost * lost, before.both + lost * passed, before.passed + passed * passed
         )
-        self._pool.add(passed, lost, within=_POOL)
         self._tell()
 
     def age(self) -> None:
@@ -221,17 +218,17 @@ class Ambient:
 class BeforeLoss:
     """How things stood before losses changed the course, as they may have been overtaken datagrams.
 
-    round: when that was. of: how many were lost. lost: how many of them have not come.
+    round: when that was. lost: how many were. came: how many came since that had counted as lost.
     """
 
     round: int
-    of: float
     lost: float
     phase: Probe
     longterm: float
     shortterm: float
     filled: bool
     short: bool
+    came: float = 0.0
 
 
 @dataclass(slots=True)
@@ -467,7 +464,7 @@ class Bbr:
     def _lose(self, sample: Delivery) -> None:
         """More was lost in a round than the path loses of itself."""
         self._before_loss = BeforeLoss(
-            self._round, self._seen.lost, self._seen.lost, self.phase, self.longterm, self.shortterm,
+            self._round, self._seen.lost, self.phase, self.longterm, self.shortterm,
             self._filled, self._short,
         )  # fmt: skip
         if self._deepest_s < 2.0 * self._meeting_s:  # what overflows has never shown more than that
@@ -487,8 +484,8 @@ class Bbr:
         before = self._before_loss
         if before is None:
             return
-        before.lost -= came
-        if before.lost <= before.of / 2.0:
+        before.came += came
+        if before.came >= before.lost / 2.0:
             self.phase, self.longterm, self.shortterm = before.phase, before.longterm, before.shortterm
             self._filled, self._full_rounds, self._short = before.filled, 0, before.short
             self._before_loss = None

@@ -18,7 +18,7 @@ from ragtag.codecs.dense import fp32
 from ragtag.core import fast
 from ragtag.core.faults import BurstLoss, Faults, Freeze, Loss, OneWay
 from ragtag.core.types import PEERS_MAX, Arrived, Average, Bytes, Event, MessageKey, Outcome, Run
-from ragtag.core.wire import CHUNK_BYTES, Identity
+from ragtag.core.wire import CHUNK_BYTES, Identity, Kind
 from ragtag.network.control.controller import QUANTUM_S
 from ragtag.network.control.path import Path
 from ragtag.network.control.window import LossWindow
@@ -259,6 +259,32 @@ def test_a_channel_opened_anew_knows_nothing_of_the_rounds_before() -> None:
                 for outcome in crew.average(round_=round_).values():
                     assert_complete(outcome, 3, 60, round_)
                     assert outcome.round == round_
+
+
+def test_an_injected_delay_begins_late_in_a_long_turn() -> None:
+    latency_s = 0.02
+    with Crew(2, 8, faults=Faults(latency_s=latency_s)) as crew:
+        engine, asked = crew.drivers[0].engine, Future[float]()
+
+        def takes_long(now_s: float) -> None:
+            while (late_s := engine.now_s()) < now_s + 0.005:
+                pass
+            before = {entry[:2] for entry in engine.injector.held.heap}
+            engine.outbox.answer(now_s, engine.flows[1], Kind.PING)
+            (new,) = {entry[:2] for entry in engine.injector.held.heap} - before
+            asked.set_result(new[0] - late_s)
+
+        crew.drivers[0].call(takes_long)
+        assert asked.result(PATIENCE_S) >= latency_s
+
+
+def test_a_meeting_knows_how_long_answers_take() -> None:
+    """Before the first average, too: it says after which time a peer is told again."""
+    with Crew(3) as crew:
+        crew.meet()
+        crew.meet(1)
+        for peer, driver in crew.drivers.items():
+            assert driver.node.crew.rtt_s.keys() == set(range(3)) - {peer}
 
 
 @pytest.mark.parametrize("line", LINES)

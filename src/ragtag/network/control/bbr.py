@@ -59,7 +59,6 @@ _GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come
 _PLATEAU_ROUNDS = 3
 _DRAIN_ROUNDS = 3
 _TURNS_MAX = 3  # more would make trains of more than three milliseconds
-_LOOSE = 16.0  # windows: a bound so far away is of losses that were no queue's
 _DOUBLINGS_MAX = 16
 _CRUISE_ROUNDS = 6  # version 1 probes every eighth round trip
 _KEPT_ROUNDS = (
@@ -358,7 +357,7 @@ class Bbr:
         a driver has a third of the work. Where the queue is known to be short, trains are; and until the
         path was full once, as rates are measured over several of them and a startup must not take long.
         """
-        turns = self._filled and self.longterm >= _LOOSE * self.window
+        turns = self._filled and self.longterm == math.inf
         return QUANTUM_S * (min(self.busy, _TURNS_MAX) if turns else 1)
 
     @property

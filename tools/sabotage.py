@@ -3120,6 +3120,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_meet.py", "-k", "told_again"),
     ),
     Sabotage(
+        "transport: the probes of all channels are one channel's",
+        "src/ragtag/app/crew/transport.py",
+        'channel_of(f"{channel}/probe")',
+        'channel_of("probe")',
+        ("tests/app/crew/test_transport.py", "-k", "still_need_repairs"),
+    ),
+    Sabotage(
         "driver: a channel opened anew hears of the rounds before",
         "src/ragtag/network/driver/engine.py",
         "for entry in self._timers if entry[2].channel != number]",

@@ -18,6 +18,7 @@ from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32, known_name
+from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
@@ -67,8 +68,6 @@ from ragtag.protocols.publish.channel import Publisher, publisher_of
 from ragtag.protocols.rounds.gather import nothing_gathered
 from ragtag.protocols.rounds.rps import rps, rps_repair
 
-PROBE = 254
-"""The channel of probes."""
 _LOOK_S = 1.0  # how often a waiting trainer makes sure that the driver lives
 _SAID_AFTER_S = 5.0  # a peer that waits for others to open a channel says so then
 _SEAT_LOOK_S = 0.1  # how often one that meets the others makes sure that its number is its own
@@ -415,10 +414,11 @@ class DriverTransport:
         )
         # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
-        self._driver.configure(PROBE, probe, name_hash(f"probe/{hash32}")).result(deadline_s)
+        probes = channel_of(f"{channel}/probe")  # each has its own: others repair it after they have gone on
+        self._driver.configure(probes, probe, name_hash(f"{probes}/{hash32}")).result(deadline_s)
         if topic >= 0:
             self.post_soon(topic, told)
-        self._agree(opening, channel)
+        self._agree(opening, channel, probes)
         self._openings[channel] = opening
         if method.kind != "published":  # which is no way to average
             self._method = method.name
@@ -652,7 +652,7 @@ class DriverTransport:
         """Sleep."""
         time.sleep(for_s)
 
-    def _agree(self, opening: ChannelWay, channel: int) -> None:
+    def _agree(self, opening: ChannelWay, channel: int, probes: int) -> None:
         """Carry out what ``opening`` wants until the channel is ready.
 
         Raises:
@@ -674,7 +674,7 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect)
+                    event = self._probe(effect, probes)
                 elif isinstance(effect, Arm) and meeting is not None:
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)
@@ -698,9 +698,9 @@ class DriverTransport:
 
         return says
 
-    def _probe(self, probe: ProbeRound) -> Timed:
-        """Average zeros once, and say how long the longer stage took."""
+    def _probe(self, probe: ProbeRound, channel: int) -> Timed:
+        """Average zeros once on a channel, and say how long the longer stage took."""
         zeros = np.zeros((probe.chunks, fp32.elements), np.float32)
-        self._driver.probed(PROBE, probe.for_s)  # the one before bounds none
-        outcome = self.start(PROBE, zeros, 1.0, probe.for_s).wait()
+        self._driver.probed(channel, probe.for_s)  # the one before bounds none
+        outcome = self.start(channel, zeros, 1.0, probe.for_s).wait()
         return Timed.of(outcome, self._driver.rto_s())

@@ -14,6 +14,7 @@ from ragtag.core.types import Arrived, Average, Effect, Expired, Floats, Message
 from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.far_rounds import JUMP_MAX
+from ragtag.protocols.crew.joining import LAST_PROBE
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
@@ -273,3 +274,60 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
     assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)
+
+
+PROBE_S = 60.0
+"""How long peers wait for each other at most, as they open a channel."""
+
+
+def probing(among: dict[int, frozenset[int]], begins: dict[int, float]) -> World:
+    """Two probes each, of peers that came from a meeting; each begins them so late, or is dead.
+
+    among: those that a peer counts on, where not all.
+    """
+    world = World(N, rps_repair, 8, probe_s=PROBE_S)
+    for node in world.nodes:
+        there = among.get(node.me)
+        node.configure(0, Channel(rps_repair, TINY, 8, PROBE_S, 5e-3, passing=True, among=there))
+    own = vectors(N, 8)
+
+    def again(peer: int, outcome: Outcome) -> None:
+        if outcome.round < LAST_PROBE:
+            world.average(peer, own[peer], deadline_s=PROBE_S)
+
+    world.on_done, world.dead = again, dict.fromkeys(set(range(N)) - begins.keys(), 0.0)
+    for peer, after_s in begins.items():
+        world.average(peer, own[peer], after_s=after_s, deadline_s=PROBE_S)
+    return world.run()
+
+
+@pytest.mark.parametrize("late_s", [0.001, 0.005, 0.5])
+def test_a_probe_without_those_that_have_done_with_theirs_ends_within_some_seconds(late_s: float) -> None:
+    """A peer was away as the others met: it waited for their probes until the deadline, a minute each."""
+    without = frozenset({0, 1, 2})
+    world = probing(dict.fromkeys(without, without), dict.fromkeys(without, 0.0) | {3: late_s})
+    assert [len(of) for of in world.outcomes[:3]] == [2] * 3
+    assert all(whole_of(outcome, without) for of in world.outcomes[:3] for outcome in of)
+    assert all(outcome.total_s < 0.1 for of in world.outcomes[:3] for outcome in of)
+    assert world.outcomes[3][-1].round == LAST_PROBE
+    assert all(outcome.total_s < 5.0 for outcome in world.outcomes[3])
+
+
+def test_a_probe_waits_for_those_that_take_long_to_come_to_it() -> None:
+    world = probing({}, dict.fromkeys(range(3), 0.0) | {3: 7.0})
+    assert all(whole(outcome) for of in world.outcomes for outcome in of)
+    assert [len(of) for of in world.outcomes] == [2] * N
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_a_probe_ends_within_some_seconds_of_deaths(left: int) -> None:
+    world = probing({}, dict.fromkeys(range(left), 0.0))
+    dead = tuple(range(left, N))
+    assert [[outcome.missed for outcome in of] for of in world.outcomes[:left]] == [[dead, ()]] * left
+    assert all(outcome.total_s < 5.0 for of in world.outcomes for outcome in of)
+
+
+def whole_of(outcome: Outcome, peers: frozenset[int]) -> bool:
+    """Whether all values of these peers are in."""
+    each = sum(1 << peer for peer in peers)
+    return bool((outcome.heard & each == each).all())

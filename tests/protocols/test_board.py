@@ -17,6 +17,7 @@ from ragtag.core.types import (
     Event,
     Expired,
     Joined,
+    Left,
     Measured,
     MessageKey,
     Post,
@@ -218,6 +219,19 @@ def test_a_newcomer_is_sent_the_newest_posts_and_a_new_process_starts_anew() -> 
     hall.run()
     assert newest(hall)[0][2] == b"anew"
     assert hall.boards[0].notices(0).reached[2] == hall.boards[0].notices(0).posts[0].number
+
+
+def test_what_one_has_posted_that_was_taken_for_dead_is_there_when_it_is_back() -> None:
+    """It posts that no more, as it was acknowledged; on this topic nobody else posts and is answered by it."""
+    hall = Hall(3)
+    hall.post(2, 0, b"the plan")
+    hall.run()
+    hall.step(0, Left(2))
+    hall.step(0, Joined(2, same=True))
+    hall.run(hall.now_s + 10.0)
+    assert newest(hall)[0] == {2: b"the plan"}
+    hall.step(0, Joined(2))  # a new process, which has no plan yet
+    assert newest(hall)[0] == {}
 
 
 def test_who_has_left_is_sent_nothing_more() -> None:

@@ -705,22 +705,25 @@ def _() -> None:
         assert kinds(agreed(way)) == [PhaseOver, ProbeRound]
 
 
-@row("ChannelWay", "probing", "Timed, the first one")
+@row("ChannelWay", "probing", "Timed, not the last one")
 def _() -> None:
     way = probing()
     assert way(Timed(0.5, 0.01))[0] == ProbeRound(PROBE_CHUNKS, DEADLINE_S)
-    assert way(Timed(0.1, 0.01)) == [IsOpen(0.1 * CHUNKS / PROBE_CHUNKS, late=False)], (
+    assert way(Timed(0.1, 0.01, 1)) == [IsOpen(0.1 * CHUNKS / PROBE_CHUNKS, late=False)], (
         "as the second one took"
     )
 
 
-@row("ChannelWay", "probing", "Timed; timer probing")
+@row("ChannelWay", "probing", "Timed, the last; timer probing")
 def _() -> None:
-    assert probing()(Timed(None, 0.01)) == [IsOpen(0.02 * CHUNKS / PROBE_CHUNKS, late=False)]
+    way = probing()
+    assert kinds(way(Timed(None, 0.01))) == [ProbeRound], "others wait in the second for all that they met"
+    assert way(Timed(None, 0.01, 1)) == [IsOpen(0.02 * CHUNKS / PROBE_CHUNKS, late=False)]
     assert kinds(probing().timer()) == [IsOpen]
+    assert kinds(probing()(Timed(0.5, 0.01, 1))) == [IsOpen], "the others were in the second one already"
     way = probing()
     way(Timed(0.5, 0.01))
-    assert way(Timed(None, 0.01)) == [IsOpen(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
+    assert way(Timed(None, 0.01, 1)) == [IsOpen(0.5 * CHUNKS / PROBE_CHUNKS, late=False)]
 
 
 @row("ChannelWay", "open", "Fetching")

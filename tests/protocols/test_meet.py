@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.core.seed import generator
 from ragtag.core.types import (
     SEATS_MAX,
     Arm,
@@ -133,8 +134,32 @@ def test_a_new_process_is_told_again_whatever_its_former_self_said_last() -> Non
     meeting.step(0.1, Expired(Timer(MEET, 0, "again")))
     meeting.step(0.2, came(TELL, 3))
     meeting.step(0.2, came(TELL, 2))
-    effects = meeting.step(0.25, Joined(1))
-    assert {type(effect) for effect in effects} == {Send, Arm}
+    effects, told, due_s = meeting.step(0.25, Joined(1)), 0, {0.26}  # the timer of its next question is late
+    while due_s and told < 3:
+        told += sum(isinstance(effect, Send) and effect.run.key.stage == TELL for effect in effects)
+        now_s = min(due_s)
+        due_s.discard(now_s)
+        effects = meeting.step(now_s, Expired(Timer(MEET, 0, "again")))
+        due_s |= {effect.at_s for effect in effects if isinstance(effect, Arm)}
+    assert told == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_is_taken_for_dead_amid_a_meeting_and_comes_back_holds_nobody_up(seed: int) -> None:
+    """It has told others, who forget that as of a former process, and tells it nobody again that has had it.
+
+    What they were to tell it was dropped, and they took it for told. All waited until the deadline, 60 s.
+    """
+    lobby, draws = Lobby(4), generator(seed, "back")
+    lobby.lost = lambda peer, run: bool(draws.random() < 0.3)
+    for peer in range(4):
+        lobby.push(draws.uniform(0.0, 1.0), peer, Tell(0, b"peer %d" % peer, 60.0))
+    for peer, other in ((0, 1), (2, 1), (3, 0)):
+        gone_s = draws.uniform(0.0, 1.0)
+        lobby.push(gone_s, peer, Left(other))
+        lobby.push(gone_s + draws.uniform(0.0, 0.5), peer, Joined(other))
+    lobby.run()
+    assert all(at_s < 10.0 for ((at_s, _),) in lobby.met.values()), lobby.met
 
 
 def test_one_that_does_not_come_is_told_ever_more_rarely() -> None:

@@ -175,7 +175,13 @@ def test_who_was_declared_dead_and_is_not_is_back_at_the_same_address() -> None:
         mine = roster()
         mine.changed(member("a", seated(1)), None)
         mine.changed(member("a", seated(1), status=Status.DEAD), Status.ALIVE)
-        assert kinds(mine.changed(member("a", seated(1)), was)) == [("back", 1), Joined]
+        back = mine.changed(member("a", seated(1)), was)
+        assert kinds(back) == [("back", 1), Joined]
+        assert back[-1] == Joined(1, same=True)
+        (joined,) = (
+            e for e in mine.changed(member("a", seated(1), 101), Status.ALIVE) if isinstance(e, Joined)
+        )
+        assert not joined.same  # the next process of that name
 
 
 def test_the_death_of_an_earlier_process_of_a_name_changes_nothing() -> None:

@@ -124,10 +124,15 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A peer is there (again), and does what its role says."""
+    """A peer is there (again), and does what its role says.
+
+    same: it is the process that was known before, which was thought dead or was on its way in. It remembers
+        what it was told and what was acknowledged to it, and does not repeat that.
+    """
 
     peer: PeerId
     role: Role = Role.TRAINER
+    same: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +245,8 @@ class Begin:
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     cycle_s: what a wait past a quorum is weighed against: how long ago this peer began the round before.
         Infinite: no wait until the deadline costs anything.
+    met: whether all peers have come here from a meeting. Then none is early, and they are asked however many
+        are missing.
     """
 
     values: Floats
@@ -253,6 +260,7 @@ class Begin:
     usual_s: float = math.inf
     answer_s: float = 0.0
     cycle_s: float = math.inf
+    met: bool = False
 
 
 @dataclass(frozen=True, slots=True)

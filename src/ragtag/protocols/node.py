@@ -218,8 +218,8 @@ class Node:
             if event.peer in self._presence and event.peer not in self.gone and not event.role.owns:
                 # of a peer that takes part already, its role alone is news: it is no new process
                 return self._presence.joined(event.peer, event.role) + self._tell_channels(now_s, event)
-            self._meetings.tell(now_s, event)
-            effects = self._presence.joined(event.peer, event.role) + self._tell_channels(now_s, event)
+            effects = self._miss(self._meetings.tell(now_s, event))
+            effects += self._presence.joined(event.peer, event.role) + self._tell_channels(now_s, event)
             return effects + self.board.step(now_s, event)
         if isinstance(event, Visits):
             self._presence.visit(event.peer)

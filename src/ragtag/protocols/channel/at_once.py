@@ -39,6 +39,7 @@ from ragtag.core.wire import CHUNK_BYTES, DATAGRAM_BYTES
 from ragtag.protocols.channel.averager import Averager, Opening, Setting
 from ragtag.protocols.channel.budgets import HEADROOM, Budgets
 from ragtag.protocols.channel.far_rounds import CATCH_UP, FarRounds
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
 from ragtag.protocols.rounds.asking import ANSWER, ANSWERS, NEVER, QUESTION, QUESTIONS, here, question
 from ragtag.protocols.rounds.base import (
     BLOCK_BITS,
@@ -345,9 +346,11 @@ class Rounds:
             withheld=self._withheld,
             rows=rows,
             grace_s=grace_s,
-            usual_s=self.budgets.usual_s,
+            # of a probe nothing is known yet
+            usual_s=INITIAL_RTO_S if self._channel.passing else self.budgets.usual_s,
             answer_s=answer_s,
             cycle_s=times.cycle_s,
+            met=self._channel.passing,
         )
         for peer in sorted(recut):
             effects += machine.apart(now_s, peer)

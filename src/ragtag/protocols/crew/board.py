@@ -229,7 +229,7 @@ class Board:
             isinstance(event, Joined) and event.peer != self._me and district_of(event.peer) == self._district
         ):
             self._paths.setdefault(event.peer, _Path())  # the crew may have grown
-            return self._joined(now_s, event.peer)
+            return self._joined(now_s, event.peer, event.same)
         return []
 
     def _listened_to(self, now_s: float, peer: PeerId) -> list[Effect]:
@@ -273,11 +273,11 @@ class Board:
         posts[posted.peer] = posted
         return [posted]
 
-    def _joined(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """A peer is there, as a new process: it has heard nothing, and its numbers start anew."""
+    def _joined(self, now_s: float, peer: PeerId, same: bool) -> list[Effect]:
+        """A peer is there. As a new process it has heard nothing, and its numbers start anew."""
         path = self._paths[peer]
         path.gone, path.listens, path.slots = False, False, {}
-        for posts in list(self._posts.values()):
+        for posts in list(self._posts.values()) if not same else ():
             posts.pop(peer, None)
         return self._flush(now_s, peer)
 

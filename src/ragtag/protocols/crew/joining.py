@@ -49,8 +49,8 @@ in virtual time. Each state that waits has a timer (``Arm``), so an answer alway
     schema     Heard, it or the channel is late  open       Left, PhaseOver schema, IsOpen
     schema     timer schema                      as Heard, nobody
     agreeing   Heard; timer agreeing             probing or open, as from schema
-    probing    Timed, the first one              probing    ProbeRound
-    probing    Timed; timer probing              open       IsOpen
+    probing    Timed, not the last one           probing    ProbeRound
+    probing    Timed, the last; timer probing    open       IsOpen
     open       Fetching                          state
     state      StateHere                         heard      PhaseOver state, TakesPart
     open       StateHere                         heard      TakesPart (no state, or by other ways)
@@ -105,6 +105,8 @@ newcomers, which it overheard before it could hear of the crew."""
 SEATS_TRIED_MAX = 16
 PROBE_CHUNKS = 512
 """About half a megabyte: long against a round trip, short against a model."""
+LAST_PROBE = 1
+"""The round of the last probe."""
 _RTT_MIN_S = 1e-4
 _TOOK_MIN_S = 1e-6
 
@@ -223,15 +225,21 @@ class Unseat:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """How long a probe's longer stage took (``None``: a peer died meanwhile). rtt_s: as in ``Heard``."""
+    """How long a probe's longer stage took (``None``: a peer died meanwhile).
+
+    rtt_s: as in ``Heard``.
+    round: which probe it was. A peer that comes late to the first goes on with the others in the second.
+    """
 
     took_s: float | None
     rtt_s: float
+    round: int = 0
 
     @classmethod
     def of(cls, outcome: Outcome, rtt_s: float) -> Timed:
         """What a probe's outcome says."""
-        return cls(None if outcome.expired else max(outcome.scatter_s, outcome.gather_s), rtt_s)
+        took_s = None if outcome.expired else max(outcome.scatter_s, outcome.gather_s)
+        return cls(took_s, rtt_s, outcome.round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -846,7 +854,7 @@ class ChannelWay:
         if self.state is _State.AGREEING:
             return self._agreed(now_s)
         if self.state is _State.PROBING:
-            return self._timed(now_s, Timed(None, self._rtt_s))
+            return self._timed(now_s, Timed(None, self._rtt_s, LAST_PROBE))
         if self.state is _State.HEARD:
             waited = f"within {self.deadline_s:g} s; going on"
             said = Say(f"nothing was heard of the crew's rounds {waited}")
@@ -938,13 +946,15 @@ class ChannelWay:
 
         Peers come to the first from meetings, which end as far apart as a lost message of theirs takes to be
         sent again, and that is no time that values take. Where a peer died in a probe, it lasted until its
-        deadline and measured nothing.
+        deadline and measured nothing. It is followed by the second one all the same, as others wait in that
+        for each that they met.
         """
-        first, took_s = self._first_took_s, event.took_s
-        if first is None and took_s is not None:
+        took_s = event.took_s
+        if event.round < LAST_PROBE:
             self._first_took_s = took_s
             return self._probe(now_s)
-        took_s = took_s or first or 2.0 * event.rtt_s  # of one that was cut off the first says more
+        # of one that was cut off the first says more
+        took_s = took_s or self._first_took_s or 2.0 * event.rtt_s
         self.state = _State.OPEN
         return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
 

@@ -5,6 +5,9 @@ told again: after the time that an answer takes where that is measured, and else
 doubles (RFC 6298, section 5) up to a second until something comes from the peer. It costs a few datagrams and
 decides no deadline.
 
+A peer that has told another, and hears nothing of it, asks it. The other may have told already, for all that
+it knows: the answer was lost, and it has done with the meeting, or it was taken for dead and forgotten.
+
 A late peer meets peers that answer at once, so it measures how long an answer takes. Once half of them have
 met it, it goes on without peers from which nothing comes for ``PATIENCE`` times as long. These are frozen,
 dead or cut off, and are answered when they come back.
@@ -36,12 +39,12 @@ from ragtag.core.types import (
 )
 from ragtag.core.types import Event as AnyEvent
 from ragtag.core.wire import CHUNK_BYTES
-from ragtag.protocols.rounds.base import Incoming, whole_message
+from ragtag.protocols.rounds.base import Incoming, blob_message, whole_message
 
 MEET = 255
 """The channel of meetings."""
 BLOB_MAX = 1 << 20
-TELL, TOLD = 0, 1
+TELL, TOLD, ASK = 0, 1, 2
 MEETINGS_MAX = 32
 """How many meetings are kept that others alone have told of."""
 HELD_MAX = 1024
@@ -147,11 +150,11 @@ class Meeting:
                 effects += self._say(now_s)
         elif isinstance(event, Left):
             self._expected.discard(event.peer)
-        elif isinstance(event, Joined | Visits):  # a new process: it has heard nothing, and may tell another
+        elif isinstance(event, Joined | Visits):
             self._others.add(event.peer)
             if isinstance(event, Joined) and (self._few is None or event.peer in self._few):
                 self._expected.add(event.peer)
-            self._acked.discard(event.peer)
+            self._acked.discard(event.peer)  # a new process has heard nothing, and may tell another blob
             self._blobs.pop(event.peer, None)
             self._told_s.pop(event.peer, None)
             self._next_s.pop(event.peer, None)
@@ -161,24 +164,20 @@ class Meeting:
         return effects + self._lose_patience(now_s) + self._meet(force=False)
 
     def _say(self, now_s: float) -> list[Effect]:
-        """Tell those that are due for it, and have not acknowledged it."""
+        """Tell those that are due for it, and have not acknowledged it; ask those that have."""
         assert self._tell is not None
         effects: list[Effect] = []
         next_s = math.inf
-        for peer in sorted(self._to_tell()):
+        for peer in sorted(self._expected - self._met()):
             if self._next_s.get(peer, -math.inf) <= now_s:
                 self._told_s.setdefault(peer, now_s)
-                effects.append(self._told(peer, self._tell.deadline_s))
+                until_s = self._tell.deadline_s
+                asks = peer in self._acked
+                effects.append(self._small(peer, ASK, until_s) if asks else self._told(peer, until_s))
                 pause_s = self._pause_s.get(peer) or self._first_pause_s(peer)
                 self._next_s[peer], self._pause_s[peer] = now_s + pause_s, min(_PAUSE_MAX_S, 2 * pause_s)
             next_s = min(next_s, self._next_s[peer])
         return effects + self._arm(next_s)
-
-    def _to_tell(self) -> set[PeerId]:
-        """The peers that are told until they have acknowledged it."""
-        assert self._tell is not None
-        # a peer whose meeting is over tells its blob only when it is asked, and does not repeat it
-        return self._expected - (self._met() if self._tell.late else self._acked)
 
     def _first_pause_s(self, peer: PeerId) -> float:
         return min(_PAUSE_MAX_S, self._rtt_s.get(peer, _PAUSE_FIRST_S))
@@ -190,8 +189,8 @@ class Meeting:
         return [Arm(self._timer("again"), at_s)]
 
     def _here(self, now_s: float, peer: PeerId) -> list[Effect]:
-        """Something came from a peer: it is there, and what it has not acknowledged was lost."""
-        if not self.under_way or peer not in self._next_s or peer not in self._to_tell():
+        """Something came from a peer: it is there, and what it has not answered was lost."""
+        if not self.under_way or peer not in self._next_s or peer not in self._expected - self._met():
             return []
         pause_s = self._pause_s[peer] = self._first_pause_s(peer)
         self._next_s[peer] = min(self._next_s[peer], now_s + pause_s)
@@ -225,13 +224,21 @@ class Meeting:
         weight, heard = np.zeros(k, np.float32), np.zeros(k, np.uint64)
         return Send(whole_message(peer, self._key(TELL), self._rows, weight, heard), deadline_s)
 
+    def _small(self, peer: PeerId, stage: int, until_s: float) -> Effect:
+        """An acknowledgement or a question."""
+        return Send(blob_message(peer, self._key(stage), b""), until_s)
+
     def _take(self, now_s: float, run: Run) -> list[Effect]:
         if run.peer not in self._others:
             return []
-        if run.key.stage == TOLD:
-            if len(run.payload) and (run.mask is None or run.mask.any()):
+        if run.key.stage in (TOLD, ASK):
+            if not len(run.payload) or (run.mask is not None and not run.mask.any()):
+                return []
+            if run.key.stage == TOLD:
                 self._acked.add(run.peer)
-            return []
+                return []
+            self._acked.discard(run.peer)
+            return self._answer(now_s, run.peer)
         if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
             return []
         blob = self._blobs.setdefault(run.peer, _Blob(run.total))
@@ -241,15 +248,13 @@ class Meeting:
             blob.rows[run.first + a : run.first + b] = run.payload[a:b]
         if blob.incoming.left or not (run.ended or run.first + len(run.payload) == run.total):
             return []
-        told = np.zeros((1, CHUNK_BYTES), np.uint8)
-        answer = whole_message(
-            run.peer, self._key(TOLD), told, np.zeros(1, np.float32), np.zeros(1, np.uint64)
-        )
-        effects: list[Effect] = [Send(answer, now_s + _PAUSE_MAX_S)]
-        late = self.over or run.peer not in self._expected
-        if self._tell is not None and late and run.peer not in self._acked:  # it needs to be told, too
-            effects.append(self._told(run.peer, now_s + _PAUSE_MAX_S))
-        return effects
+        return [self._small(run.peer, TOLD, now_s + _PAUSE_MAX_S), *self._answer(now_s, run.peer)]
+
+    def _answer(self, now_s: float, peer: PeerId) -> list[Effect]:
+        """Tell a peer that needs it, where this one tells it nothing by itself (any more)."""
+        if self._tell is None or peer in self._acked or (peer in self._expected and not self.over):
+            return []
+        return [self._told(peer, now_s + _PAUSE_MAX_S)]
 
     def _meet(self, force: bool) -> list[Effect]:
         if self._tell is None or self.over:

@@ -386,7 +386,8 @@ class Roster:
         else:
             as_client = "" if card.role.owns else ", a client"
             effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name + as_client))
-        return [*effects, (Joined if card.averaging else Visits)(peer, card.role)]
+        there = Joined(peer, card.role, same)
+        return [*effects, there if card.averaging else Visits(peer, card.role)]
 
 
 def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:

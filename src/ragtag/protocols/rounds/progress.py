@@ -291,9 +291,12 @@ class Waiting:
     # -- Asking
 
     def count(self, now_s: float) -> list[Effect]:
-        """A stage begins: few shares are half of those waited for now, or as many as one peer owes."""
+        """A stage begins: few shares are half of those waited for now, or as many as one peer owes.
+
+        Where all came from a meeting, any number is.
+        """
         each = Counter(peer for peer, _, _ in self.owed)
-        self._few = max(len(self.owed) // 2, *each.values())
+        self._few = len(self.owed) if self.begun.met else max(len(self.owed) // 2, *each.values())
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:

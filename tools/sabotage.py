@@ -3162,6 +3162,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_board.py", "-k", "taken_for_dead"),
     ),
     Sabotage(
+        "finish: each counts on whom it saw end",
+        "src/ragtag/app/crew/finish.py",
+        "    ended = _agreed(transport, ended, deadline_s)\n",
+        "",
+        ("tests/app/crew/test_finish.py", "-k", "stood_still_as_others_ended"),
+    ),
+    Sabotage(
         "transport: the probes of all channels are one channel's",
         "src/ragtag/app/crew/transport.py",
         'channel_of(f"{channel}/probe")',

@@ -222,7 +222,7 @@ def test_a_newcomer_is_sent_the_newest_posts_and_a_new_process_starts_anew() -> 
 
 
 def test_what_one_has_posted_that_was_taken_for_dead_is_there_when_it_is_back() -> None:
-    """It posts that no more, as it was acknowledged; on this topic nobody else posts and is answered by it."""
+    """It does not post that again, as it was acknowledged, and answers nobody's posts on this topic."""
     hall = Hall(3)
     hall.post(2, 0, b"the plan")
     hall.run()

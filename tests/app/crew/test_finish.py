@@ -24,6 +24,7 @@ from ragtag.app.crew.peer import Peer
 from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
 from ragtag.app.environment.announce import Announcer, Reached, read_announcements
+from ragtag.core.faults import Faults, Loss
 from ragtag.core.types import Joined, Posted
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.standing import END
@@ -72,6 +73,28 @@ def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str)
     lowest = found[0][0]
     assert not torch.equal(found[1][0], lowest)
     assert all(torch.equal(after, lowest) for _, after in found.values())
+
+
+@pytest.mark.parametrize(
+    ("counted", "agreed"),
+    [
+        ({0: "013", 1: "0123", 2: "0123", 3: "0123"}, {0: "0123", 1: "0123", 2: "0123", 3: "0123"}),
+        ({0: "013", 1: "013", 2: "0123", 3: "0123"}, {0: "0123", 1: "0123", 2: "0123", 3: "0123"}),
+        ({0: "013", 1: "013", 2: "0123", 3: "013"}, {0: "013", 1: "013", 2: "2", 3: "013"}),
+        ({0: "0123", 1: "0123", 2: "0123", 3: "0123"}, {0: "0123", 1: "0123", 2: "0123", 3: "0123"}),
+    ],
+)
+def test_peers_that_end_agree_on_whom_they_count_on(counted: dict[int, str], agreed: dict[int, str]) -> None:
+    """A peer froze as the others ended; those that counted on it waited for those that did not."""
+
+    def work(transport: DriverTransport) -> frozenset[int]:
+        return ending._agreed(transport, frozenset(map(int, counted[transport.me])), PATIENCE_S)
+
+    began_s = time.monotonic()
+    with Crew(4, faults=Faults(loss=Loss(0.1))) as crew:
+        found = all_at_once(transports(crew), work)
+    assert found == {peer: frozenset(map(int, peers)) for peer, peers in agreed.items()}
+    assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("resync", [0, 1000])
@@ -619,7 +642,19 @@ def test_all_that_have_ended_are_met_where_another_one_was_given_up() -> None:
     """One of them may learn later than the others that a peer is dead, and wait for its end until then."""
     transport = Ends({2: (0.3, 90)}, {})
     _ended(transport)
-    assert transport.met == [(30.0, {0, 2})]
+    assert set(transport.met) == {(30.0, frozenset({0, 2}))}
+
+
+def test_one_that_stood_still_as_others_ended_is_met_where_one_of_them_counts_on_it() -> None:
+    class Counts(Ends):
+        def meet(self, name: str, blob: bytes, *args: Any, **there: Any) -> dict[int, bytes]:
+            told = super().meet(name, blob, *args, **there)
+            return {2: msgspec.msgpack.encode([0, 1, 2])} if name.startswith("finish/ended") else told
+
+    transport = Counts({2: (0.3, 90)}, {})
+    _ended(transport)
+    assert transport.met[0] == (30.0, {0, 2})
+    assert transport.met[-1] == (30.0, {0, 1, 2})
 
 
 def test_the_last_mean_is_of_those_that_have_ended_and_no_others() -> None:

@@ -242,7 +242,7 @@ def test_two_channels_of_one_schema_do_not_mix_and_none_is_opened_twice() -> Non
 
 
 def test_no_probe_ends_while_others_still_need_repairs_of_it() -> None:
-    """Top-k opens two channels, K-FAC more. A peer that has gone on to the next one still answers for the last.
+    """Top-k opens two channels, K-FAC more. A peer that has gone on to the next still answers for the last.
 
     All probes had one channel, and opening it anew dropped what others had not got yet: of four peers one
     waited for it until the deadline, and three for that one, at one datagram in ten lost.

@@ -209,6 +209,7 @@ def finish(
     held: list[Held] = [*ours, *counters]
     end = TrainingOver(max(stand.round for stand in mine.values()), trained_s)
     ended = _gathered(transport, end, [channel_of(name) for name in mine], deadline_s, meanwhile)
+    ended = _agreed(transport, ended, deadline_s)
     together = OpenedTogether(deadline_s, ended)
     mine |= {what.name: what.stand() for what in counters}
     first = told = _tell(transport, "finish/0", mine, together)
@@ -302,6 +303,36 @@ def _gathered(
         transport.pause(look_s)
         look_s = min(_LOOK_MAX_S, 2 * look_s)
     return frozenset(notices.posts) - coming
+
+
+def _agreed(transport: Transport, ended: frozenset[PeerId], deadline_s: float) -> frozenset[PeerId]:
+    """The peers that end together, the same on all of these.
+
+    A peer that stood still or was cut off as others ended is counted on by some and not by others. These
+    would have other owners, and wait for each other. Where they tell of different ones, all take each that
+    any of them counts on. Only what these tell counts, as all of them hear that. One on which nobody counts
+    ends by itself.
+    """
+    if transport.n > PEERS_MAX:
+        return ended  # each meets a few others only, and nothing is averaged at the end
+    for attempt in range(TRIES):
+        own = msgspec.msgpack.encode(sorted(ended))
+        blobs = transport.meet(f"finish/ended {attempt}", own, deadline_s, there=ended)
+        told = [_peers_of(peer, blob) for peer, blob in blobs.items() if peer in ended]
+        if all(one == ended for one in told):
+            break
+        if not any(transport.me in one for one in told):
+            return frozenset({transport.me})
+        ended = ended.union(*told)
+    return ended
+
+
+def _peers_of(peer: PeerId, blob: bytes) -> frozenset[PeerId]:
+    try:
+        return msgspec.msgpack.decode(blob, type=frozenset[Annotated[int, Meta(ge=0, lt=PEERS_MAX)]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _log.warning("what peer %d tells of those that end cannot be read: %s", peer, error)
+        return frozenset()
 
 
 def _end_of(peer: PeerId, blob: bytes) -> TrainingOver:

@@ -84,7 +84,9 @@ def test_peers_that_begin_with_other_weights_take_the_lowest_peers(average: str)
         ({0: "0123", 1: "0123", 2: "0123", 3: "0123"}, {0: "0123", 1: "0123", 2: "0123", 3: "0123"}),
     ],
 )
-def test_peers_that_end_agree_on_whom_they_count_on(counted: dict[int, str], agreed: dict[int, str]) -> None:
+def test_peers_that_end_agree_on_whom_they_count_on(
+    counted: dict[int, str], agreed: dict[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
     """A peer froze as the others ended; those that counted on it waited for those that did not."""
 
     def work(transport: DriverTransport) -> frozenset[int]:
@@ -95,6 +97,7 @@ def test_peers_that_end_agree_on_whom_they_count_on(counted: dict[int, str], agr
         found = all_at_once(transports(crew), work)
     assert found == {peer: frozenset(map(int, peers)) for peer, peers in agreed.items()}
     assert time.monotonic() - began_s < PATIENCE_S / 2
+    assert ("ends without peers 0, 1 and 3" in caplog.text) == (agreed[2] == "2")
 
 
 @pytest.mark.parametrize("resync", [0, 1000])

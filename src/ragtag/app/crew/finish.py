@@ -322,6 +322,8 @@ def _agreed(transport: Transport, ended: frozenset[PeerId], deadline_s: float) -
         if all(one == ended for one in told):
             break
         if not any(transport.me in one for one in told):
+            others = these_peers(ended - {transport.me})
+            _log.warning("this peer ends without %s: they ended as nothing was heard of it", others)
             return frozenset({transport.me})
         ended = ended.union(*told)
     return ended

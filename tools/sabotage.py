@@ -1585,8 +1585,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "joining: the probe to which peers come from their meetings is the one that is timed",
         "src/ragtag/protocols/crew/joining.py",
-        "if first is None and took_s is not None:",
-        "if first is None and took_s is not None and took_s < 0:",
+        "if event.round < LAST_PROBE:",
+        "if event.round < 0:",
         ("tests/simulation/test_transport.py", "-k", "measures_lines"),
     ),
     Sabotage(

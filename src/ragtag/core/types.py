@@ -126,8 +126,8 @@ class Role(IntEnum):
 class Joined:
     """A peer is there (again), and does what its role says.
 
-    same: it is the process that was known before, which was thought dead or was on its way in. It remembers
-        what it was told and what was acknowledged to it, and does not repeat that.
+    same: it is the process that joined before, and was thought dead. It remembers what it was told and what
+        was acknowledged to it, and does not repeat that.
     """
 
     peer: PeerId

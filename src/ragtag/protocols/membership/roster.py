@@ -386,7 +386,7 @@ class Roster:
         else:
             as_client = "" if card.role.owns else ", a client"
             effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name + as_client))
-        there = Joined(peer, card.role, same)
+        there = Joined(peer, card.role, before is not None and same and before.card.averaging)
         return [*effects, there if card.averaging else Visits(peer, card.role)]
 
 

@@ -3129,7 +3129,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "meetings: nobody is asked for what it has told once",
         "src/ragtag/protocols/crew/meet.py",
-        "for peer in sorted(self._expected - self._met()):",
+        "for peer in sorted(self._unmet()):",
         "for peer in sorted(self._expected - self._acked):",
         ("tests/protocols/test_meet.py", "-k", "comes_back"),
     ),
@@ -3157,8 +3157,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "board: the posts of a peer that is back are forgotten",
         "src/ragtag/protocols/crew/board.py",
-        "if not same else ()",
-        "",
+        "if not same:",
+        "if True:",
         ("tests/protocols/test_board.py", "-k", "taken_for_dead"),
     ),
     Sabotage(
@@ -3170,7 +3170,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     ),
     Sabotage(
         "transport: the probes of all channels are one channel's",
-        "src/ragtag/app/crew/transport.py",
+        "src/ragtag/protocols/crew/joining.py",
         'channel_of(f"{channel}/probe")',
         'channel_of("probe")',
         ("tests/app/crew/test_transport.py", "-k", "still_need_repairs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -49,9 +50,10 @@ def one_odd_round(method: Averager, late_s: float) -> World:
     return world.run()
 
 
-def whole(outcome: Outcome) -> bool:
-    """Whether all values of all peers are in."""
-    return bool((outcome.heard == (1 << N) - 1).all())
+def whole(outcome: Outcome, peers: Iterable[int] = range(N)) -> bool:
+    """Whether all values of these peers are in."""
+    each = sum(1 << peer for peer in peers)
+    return bool((outcome.heard & each == each).all())
 
 
 @METHODS
@@ -307,7 +309,7 @@ def test_a_probe_without_those_that_have_done_with_theirs_ends_within_some_secon
     without = frozenset({0, 1, 2})
     world = probing(dict.fromkeys(without, without), dict.fromkeys(without, 0.0) | {3: late_s})
     assert [len(of) for of in world.outcomes[:3]] == [2] * 3
-    assert all(whole_of(outcome, without) for of in world.outcomes[:3] for outcome in of)
+    assert all(whole(outcome, without) for of in world.outcomes[:3] for outcome in of)
     assert all(outcome.total_s < 0.1 for of in world.outcomes[:3] for outcome in of)
     assert world.outcomes[3][-1].round == LAST_PROBE
     assert all(outcome.total_s < 5.0 for outcome in world.outcomes[3])
@@ -325,9 +327,3 @@ def test_a_probe_ends_within_some_seconds_of_deaths(left: int) -> None:
     dead = tuple(range(left, N))
     assert [[outcome.missed for outcome in of] for of in world.outcomes[:left]] == [[dead, ()]] * left
     assert all(outcome.total_s < 5.0 for of in world.outcomes for outcome in of)
-
-
-def whole_of(outcome: Outcome, peers: frozenset[int]) -> bool:
-    """Whether all values of these peers are in."""
-    each = sum(1 << peer for peer in peers)
-    return bool((outcome.heard & each == each).all())

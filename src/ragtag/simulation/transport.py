@@ -25,7 +25,6 @@ import numpy as np
 
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32, known_name
-from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.faults import Faults
 from ragtag.core.schema import Schema, SchemaMismatch
@@ -627,8 +626,7 @@ class SimulatedTransport(Posting):
         crew.opens(channel, method, codec, schema)
         by = rps_repair if self.n <= PEERS_MAX else method
         probes = Channel(by, fp32, opening.probe_chunks, deadline_s, rtt_s, passing=True, among=there)
-        probe = channel_of(f"{channel}/probe")
-        node.configure(probe, probes)
+        node.configure(opening.probes, probes)
         event: ChannelEvent | None = Start()
         while event is not None:
             effects, event = opening.step(self.now_s(), event), None
@@ -640,8 +638,8 @@ class SimulatedTransport(Posting):
                     crew.world.give(self.me, effect)
                 elif isinstance(effect, ProbeRound):
                     zeros = np.zeros((effect.chunks, fp32.elements), np.float32)
-                    node.probed(probe, effect.for_s, self.now_s())  # the one before bounds none
-                    outcome = self.start(probe, zeros, 1.0, effect.for_s).wait()
+                    node.probed(opening.probes, effect.for_s, self.now_s())  # the one before bounds none
+                    outcome = self.start(opening.probes, zeros, 1.0, effect.for_s).wait()
                     event = Timed.of(outcome, rtt_s)
                 elif isinstance(effect, IsOpen):
                     node.probed(channel, effect.probe_s, self.now_s())

@@ -239,9 +239,6 @@ def test_two_channels_of_one_schema_do_not_mix_and_none_is_opened_twice() -> Non
         assert all_at_once(transports(crew), work) == {peer: [{1.0}, {100.0}] * 4 for peer in range(3)}
 
 
-# -- Refusing
-
-
 def test_no_probe_ends_while_others_still_need_repairs_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Top-k opens two channels, K-FAC more. A peer that has gone on to the next still answers for the last.
 
@@ -264,6 +261,9 @@ def test_no_probe_ends_while_others_still_need_repairs_of_it(monkeypatch: pytest
     with Crew(4, faults=Faults(loss=Loss(0.1)), probe_s=2 * PATIENCE_S) as crew:
         assert set(all_at_once(transports(crew), work).values()) == {None}
     assert missed == [()] * (2 * len(schemas) * 4)
+
+
+# -- Refusing
 
 
 def test_a_peer_with_another_model_is_refused_by_the_name_of_its_first_tensor_and_the_others_go_on(

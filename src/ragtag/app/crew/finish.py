@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -40,7 +40,8 @@ from ragtag.training.state.whole import (
 NOTHING = Progress(-1, -1)
 """How far a peer has come that resumes no checkpoint."""
 TRIES = 3
-"""So often peers take one peer's values; a chunk that is lost in spite of repair leaves them different."""
+"""So often peers take one peer's values, or tell on whom they count; a chunk that is lost in spite of repair
+leaves them different."""
 LEASES = 4.0
 """A peer that still trains is waited for so many times as long as it claims samples ahead,"""
 SHARE = 0.1
@@ -50,6 +51,8 @@ _SAY_AFTER_S = 2.0
 _BESIDE = "frozen parameters, others that are not averaged, or integers in buffers"
 _log = logging.getLogger("ragtag")
 _Told = dict[PeerId, dict[str, Stand]]
+_Seat = Annotated[int, Meta(ge=0, lt=PEERS_MAX)]
+_T = TypeVar("_T")
 
 
 class Held(Protocol):
@@ -318,7 +321,11 @@ def _agreed(transport: Transport, ended: frozenset[PeerId], deadline_s: float) -
     for attempt in range(TRIES):
         own = msgspec.msgpack.encode(sorted(ended))
         blobs = transport.meet(f"finish/ended {attempt}", own, deadline_s, there=ended)
-        told = [_peers_of(peer, blob) for peer, blob in blobs.items() if peer in ended]
+        told = [
+            _decoded(peer, blob, frozenset[_Seat], "those that end") or frozenset()
+            for peer, blob in blobs.items()
+            if peer in ended
+        ]
         if all(one == ended for one in told):
             break
         if not any(transport.me in one for one in told):
@@ -329,20 +336,17 @@ def _agreed(transport: Transport, ended: frozenset[PeerId], deadline_s: float) -
     return ended
 
 
-def _peers_of(peer: PeerId, blob: bytes) -> frozenset[PeerId]:
+def _decoded(peer: PeerId, blob: bytes, of: type[_T], what: str) -> _T | None:
+    """What a peer told. Where that cannot be read it is logged, and there is nothing."""
     try:
-        return msgspec.msgpack.decode(blob, type=frozenset[Annotated[int, Meta(ge=0, lt=PEERS_MAX)]])
+        return msgspec.msgpack.decode(blob, type=of)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _log.warning("what peer %d tells of those that end cannot be read: %s", peer, error)
-        return frozenset()
+        _log.warning("what peer %d tells of %s cannot be read: %s", peer, what, error)
+        return None
 
 
 def _end_of(peer: PeerId, blob: bytes) -> TrainingOver:
-    try:
-        return msgspec.msgpack.decode(blob, type=TrainingOver)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _log.warning("what peer %d tells of its end cannot be read: %s", peer, error)
-        return TrainingOver()
+    return _decoded(peer, blob, TrainingOver, "its end") or TrainingOver()
 
 
 def _newest(transport: Transport, channels: Sequence[int]) -> int:
@@ -350,11 +354,7 @@ def _newest(transport: Transport, channels: Sequence[int]) -> int:
 
 
 def _read(peer: PeerId, blob: bytes, mine: Mapping[str, Stand]) -> _Told:
-    try:
-        theirs = msgspec.msgpack.decode(blob, type=dict[str, Stand])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _log.warning("what peer %d tells of its model cannot be read: %s", peer, error)
-        return {}
+    theirs = _decoded(peer, blob, dict[str, Stand], "its model") or {}
     return {peer: theirs} if theirs.keys() & mine.keys() else {}
 
 

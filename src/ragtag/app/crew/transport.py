@@ -18,7 +18,6 @@ from ragtag.app.crew.membership import Entrance
 from ragtag.app.crew.phases import Phases
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import fp32, known_name
-from ragtag.core.channels import channel_of
 from ragtag.core.errors import Error
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
@@ -414,11 +413,12 @@ class DriverTransport:
         )
         # both channels are open before the peers meet: the one that is done first sends at once
         self._driver.configure(channel, opened, hash32).result(deadline_s)
-        probes = channel_of(f"{channel}/probe")  # each has its own: others repair it after they have gone on
-        self._driver.configure(probes, probe, name_hash(f"{probes}/{hash32}")).result(deadline_s)
+        self._driver.configure(opening.probes, probe, name_hash(f"probe/{channel}/{hash32}")).result(
+            deadline_s
+        )
         if topic >= 0:
             self.post_soon(topic, told)
-        self._agree(opening, channel, probes)
+        self._agree(opening, channel)
         self._openings[channel] = opening
         if method.kind != "published":  # which is no way to average
             self._method = method.name
@@ -652,7 +652,7 @@ class DriverTransport:
         """Sleep."""
         time.sleep(for_s)
 
-    def _agree(self, opening: ChannelWay, channel: int, probes: int) -> None:
+    def _agree(self, opening: ChannelWay, channel: int) -> None:
         """Carry out what ``opening`` wants until the channel is ready.
 
         Raises:
@@ -674,7 +674,7 @@ class DriverTransport:
                 elif isinstance(effect, IsOpen):
                     driver.probed(channel, effect.probe_s)
                 elif isinstance(effect, ProbeRound):
-                    event = self._probe(effect, probes)
+                    event = self._probe(effect, opening.probes)
                 elif isinstance(effect, Arm) and meeting is not None:
                     try:
                         met = await_meeting(driver, meeting, effect.at_s - time.monotonic(), says)

@@ -277,8 +277,9 @@ class Board:
         """A peer is there. As a new process it has heard nothing, and its numbers start anew."""
         path = self._paths[peer]
         path.gone, path.listens, path.slots = False, False, {}
-        for posts in list(self._posts.values()) if not same else ():
-            posts.pop(peer, None)
+        if not same:
+            for posts in list(self._posts.values()):
+                posts.pop(peer, None)
         return self._flush(now_s, peer)
 
     # -- Out

@@ -70,6 +70,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from ragtag.core.channels import channel_of
 from ragtag.core.schema import Schema
 from ragtag.core.types import (
     Arm,
@@ -795,6 +796,7 @@ class ChannelWay:
     deadline_s: how long it waits for others.
     late: the crew averaged on the channel before this peer came.
     there: the peers that open it (``None``: all).
+    probes: the channel of its probes, its own: others repair them after they have gone on.
     """
 
     def __init__(
@@ -809,6 +811,7 @@ class ChannelWay:
     ) -> None:
         self._me, self._channel, self._schema, self._chunks = me, channel, schema, chunks
         self.deadline_s, self._late, self._there = deadline_s, late, there
+        self.probes = channel_of(f"{channel}/probe")
         self.probe_chunks = min(chunks, PROBE_CHUNKS)
         self.state = _State.NEW
         self._since_s = 0.0
@@ -949,12 +952,11 @@ class ChannelWay:
         deadline and measured nothing. It is followed by the second one all the same, as others wait in that
         for each that they met.
         """
-        took_s = event.took_s
         if event.round < LAST_PROBE:
-            self._first_took_s = took_s
+            self._first_took_s = event.took_s
             return self._probe(now_s)
         # of one that was cut off the first says more
-        took_s = took_s or self._first_took_s or 2.0 * event.rtt_s
+        took_s = event.took_s or self._first_took_s or 2.0 * event.rtt_s
         self.state = _State.OPEN
         return [IsOpen(max(took_s, _TOOK_MIN_S) * self._chunks / self.probe_chunks, self._late)]
 

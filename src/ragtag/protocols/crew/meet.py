@@ -168,7 +168,7 @@ class Meeting:
         assert self._tell is not None
         effects: list[Effect] = []
         next_s = math.inf
-        for peer in sorted(self._expected - self._met()):
+        for peer in sorted(self._unmet()):
             if self._next_s.get(peer, -math.inf) <= now_s:
                 self._told_s.setdefault(peer, now_s)
                 until_s = self._tell.deadline_s
@@ -190,7 +190,7 @@ class Meeting:
 
     def _here(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Something came from a peer: it is there, and what it has not answered was lost."""
-        if not self.under_way or peer not in self._next_s or peer not in self._expected - self._met():
+        if not self.under_way or peer not in self._next_s or peer not in self._unmet():
             return []
         pause_s = self._pause_s[peer] = self._first_pause_s(peer)
         self._next_s[peer] = min(self._next_s[peer], now_s + pause_s)
@@ -219,6 +219,10 @@ class Meeting:
         """The peers whose blob is here, and that have acknowledged this peer's."""
         return {peer for peer in self._acked if peer in self._blobs and not self._blobs[peer].incoming.left}
 
+    def _unmet(self) -> set[PeerId]:
+        """The peers that are told, or asked, until they have been met."""
+        return self._expected - self._met()
+
     def _told(self, peer: PeerId, deadline_s: float) -> Effect:
         k = len(self._rows)
         weight, heard = np.zeros(k, np.float32), np.zeros(k, np.uint64)
@@ -234,10 +238,7 @@ class Meeting:
         if run.key.stage in (TOLD, ASK):
             if not len(run.payload) or (run.mask is not None and not run.mask.any()):
                 return []
-            if run.key.stage == TOLD:
-                self._acked.add(run.peer)
-                return []
-            self._acked.discard(run.peer)
+            (self._acked.add if run.key.stage == TOLD else self._acked.discard)(run.peer)
             return self._answer(now_s, run.peer)
         if run.key.stage != TELL or not 0 < run.total <= BLOB_MAX // CHUNK_BYTES + 1:
             return []
@@ -260,7 +261,7 @@ class Meeting:
         if self._tell is None or self.over:
             return []
         heard = {peer for peer, blob in self._blobs.items() if not blob.incoming.left}
-        if not force and not self._expected <= self._met():
+        if not force and self._unmet():
             return []
         self.over = True
         blobs = {peer: from_rows(self._blobs[peer].rows) for peer in sorted(heard)}

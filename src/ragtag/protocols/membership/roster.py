@@ -370,24 +370,26 @@ class Roster:
             return []
         self._seats[peer] = holder
         effects: list[RosterEffect] = []
-        same = before is not None and (before.name, before.epoch) == (holder.name, holder.epoch)
+        known = before is not None and (before.name, before.epoch) == (holder.name, holder.epoch)
+        same = before if known else None  # the process as it was before
         card, address = holder.card, self.way_to(holder.card)
-        if before is not None and not same and before.live:
+        if before is not None and same is None and before.live:
             effects += [*_gone(peer, before, told), Left(peer)]
-        if before is None or not same or address != self.way_to(before.card):
+        if same is None or address != self.way_to(same.card):
             effects.append(Reach(peer, address, card.epoch))
-        if same and before is not None and before.live and before.card.averaging == card.averaging:
+        if same is not None and same.live and same.card.averaging == card.averaging:
             return effects
         if not card.role.gives:
             effects.append(Noted("assists" if card.averaging else "comes", peer, holder.name))
-        elif same and before is not None and not before.live:
+        elif same is not None and not same.live:
             why = f"{holder.name} was out of reach, and had been declared dead"
             effects.append(Noted("back", peer, why))
         else:
             as_client = "" if card.role.owns else ", a client"
             effects.append(Noted("takes part" if card.averaging else "comes", peer, holder.name + as_client))
-        there = Joined(peer, card.role, before is not None and same and before.card.averaging)
-        return [*effects, there if card.averaging else Visits(peer, card.role)]
+        if not card.averaging:
+            return [*effects, Visits(peer, card.role)]
+        return [*effects, Joined(peer, card.role, same is not None and same.card.averaging)]
 
 
 def _gone(peer: PeerId, holder: Holder, told: Member | None) -> list[RosterEffect]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.core.types import Arrived, Average, Left, MessageKey, Noted, Run, Send
-from ragtag.protocols.central.channel import CentreNode, Sharing, centre
-from ragtag.protocols.central.wire import ASK, COPY, HOLD, PULL, PUSH, TELL
+from ragtag.core.types import Arm, Arrived, Average, Expired, Left, MessageKey, Noted, Run, Send
+from ragtag.protocols.central.channel import HEADROOM, CentreNode, Sharing, centre
+from ragtag.protocols.central.wire import ASK, COPY, HOLD, PULL, PUSH, STATE, TELL
 from ragtag.protocols.channel.averager import Channel, Opening
 from ragtag.protocols.channel.presence import Crew
 from ragtag.protocols.rounds.base import NACK
@@ -222,6 +222,55 @@ def test_what_has_been_found_is_not_looked_for_again() -> None:
     effects = one.step(0.002, Arrived([replace(run, peer=1) for run in (*tells, *mine)]))
     assert not [e for e in effects if isinstance(e, Send) and e.run.key.stage == ASK]
     assert [e.what for e in effects if isinstance(e, Noted)] == ["central state founded"]
+
+
+@pytest.mark.parametrize("rtt_s", [0.004, 0.02])
+def test_lost_chunks_are_asked_for_at_the_pace_of_the_way_while_there_is_time(rtt_s: float) -> None:
+    """By the owner of an update: each round trip as measured now, twice as late each time. It judges what it
+    has when the update has had all its time, not after some number of requests.
+    """
+    setting = _setting(0, 2)
+    owner = Sharing(Each())(setting)
+    owner.probed(0.4)  # a turn may take HEADROOM times that
+    setting.crew.rtt_s[1] = rtt_s
+    block = next(b for b in range(owner.layout.n_blocks) if owner.owners[b] == 0)
+    asked, now_s = [], 1.0
+    holes = Run(
+        1, MessageKey(0, 1, PUSH, block), 0, 1, np.zeros((0, 4 * TINY.elements), np.uint8),
+        np.zeros(0, np.float32), np.zeros(0, np.uint64), ended=True,
+    )  # fmt: skip
+    effects = owner.step(now_s, Arrived([holes]))
+    while any(isinstance(e, Send) and e.run.key.stage == PUSH | NACK for e in effects):
+        asked.append(now_s)
+        arm = next(e for e in effects if isinstance(e, Arm) and e.timer.name.startswith("hole"))
+        now_s = arm.at_s
+        effects = owner.step(now_s, Expired(arm.timer))
+    assert asked == pytest.approx([1.0 + rtt_s * (2**i - 1) for i in range(len(asked))])
+    assert now_s == pytest.approx(1.0 + 0.4 * HEADROOM)
+    assert 2 * (asked[-1] - 1.0) + rtt_s > now_s - 1.0  # no later one was due before
+
+
+def test_a_peer_asks_for_the_rest_of_an_answer_at_the_pace_of_the_way() -> None:
+    """Not at that of a round trip when the channel was opened, and twice as late each time."""
+    setting = _setting(0, 2)
+    peer = Sharing(Each())(setting)
+    peer.probed(0.4)
+    setting.crew.rtt_s[1] = 0.004
+    peer.step(1.0, Average(0, np.zeros((5, TINY.elements), np.float32), 1.0))
+    block = next(b for b in range(peer.layout.n_blocks) if peer.owners[b] == 1)
+    answer = Run(
+        1, MessageKey(0, 1 << 6, STATE, block), 0, 1, np.zeros((0, 4 * TINY.elements), np.uint8),
+        np.zeros(0, np.float32), np.zeros(0, np.uint64), ended=True,
+    )  # fmt: skip
+    now_s, asked = 1.0, []
+    effects = peer.step(now_s, Arrived([answer]))
+    for _ in range(4):
+        assert [e.run.key.stage for e in effects if isinstance(e, Send)] == [STATE | NACK]
+        asked.append(now_s)
+        arm = next(e for e in effects if isinstance(e, Arm))
+        now_s = arm.at_s
+        effects = peer.step(now_s, Expired(arm.timer))
+    assert asked == pytest.approx([1.0, 1.004, 1.012, 1.028])
 
 
 def _setting(me: int, n: int) -> Opening:

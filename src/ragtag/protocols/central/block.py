@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -12,6 +13,7 @@ from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.types import Bools, Bytes, Floats, PeerId, Run
 from ragtag.protocols.central.wire import count_of, version_of
 from ragtag.protocols.rounds.base import spans_of
+from ragtag.protocols.rounds.repair import Pause
 
 HISTORY = 256
 """For so many versions a block remembers whose updates made them."""
@@ -79,8 +81,8 @@ class Update:
     got: bool ``[n_chunks]``, the chunks that have come.
     base, top: the lowest and the highest version that a chunk of it is to be added to.
     lead: how many versions further its peer has seen any block come; in groups, their clock.
-    tries: how often holes were asked for.
-    asked_s: when they were asked for last.
+    ended_s: when it ended with holes for the first time.
+    asked: these were asked for.
     ready: it is judged with what has come.
     """
 
@@ -92,8 +94,8 @@ class Update:
     base: int = -1
     top: int = -1
     lead: int = 0
-    tries: int = 0
-    asked_s: float = 0.0
+    ended_s: float = math.inf
+    asked: Pause | None = None
     ready: bool = False
 
     def take(self, run: Run, codec: Codec) -> None:

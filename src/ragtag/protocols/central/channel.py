@@ -30,6 +30,7 @@ trainer, so a peer that computes for long holds up no other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -66,7 +67,7 @@ from ragtag.protocols.central.turn import Turn, new_turn
 from ragtag.protocols.channel.averager import Averager, Opening
 from ragtag.protocols.rounds.base import BLOCK_BITS, NACK
 from ragtag.protocols.rounds.layout import layout_of
-from ragtag.protocols.rounds.repair import BITS, COPIES, request, requested
+from ragtag.protocols.rounds.repair import BITS, COPIES, Pause, request, requested
 
 HEADROOM = 3.0
 """A turn may take this many times as long as nine in ten recent ones: one that is cut short loses answers."""
@@ -344,8 +345,8 @@ class CentreNode:
                 return []
         if not run.ended:
             return []
-        turn.asked_s[block] = now_s
-        return [self._lacking(now_s, turn, block), self._repair_timer(now_s, turn)]
+        turn.asked[block] = Pause.begun(now_s, self.server.rtt_s(run.peer))
+        return [self._lacking(now_s, turn, block), *self._arm(now_s, turn)]
 
     def _lacking(self, now_s: float, turn: Turn, block: int) -> Send:
         key = MessageKey(self._channel, turn.number, wire.STATE, block)
@@ -353,8 +354,13 @@ class CentreNode:
             request(turn.open[block], key, turn.left[self.layout.spans[block]]), max(now_s, turn.until_s)
         )
 
-    def _repair_timer(self, now_s: float, turn: Turn) -> Arm:
-        return Arm(Timer(self._channel, turn.number, "repair"), now_s + self.server.answer_s())
+    def _arm(self, now_s: float, turn: Turn) -> list[Effect]:
+        """Have the timer of what was asked for run out when the first is due, where it does not before."""
+        due_s = min((pause.due_s for pause in turn.asked.values()), default=math.inf)
+        if due_s >= turn.armed_s:
+            return []
+        turn.armed_s = due_s
+        return [Arm(Timer(self._channel, turn.number, "repair"), max(now_s, due_s))]
 
     # -- Time
 
@@ -366,11 +372,13 @@ class CentreNode:
             return []
         if timer.name == "turn":
             return self._finish(now_s, expired=True)
-        pause_s = self.server.answer_s()
-        idle = [block for block, at_s in turn.asked_s.items() if at_s + pause_s <= now_s]
-        turn.asked_s.update(dict.fromkeys(idle, now_s))
-        effects: list[Effect] = [self._lacking(now_s, turn, block) for block in idle]
-        return [*effects, self._repair_timer(now_s, turn)] if turn.asked_s else effects
+        turn.armed_s = math.inf
+        effects: list[Effect] = []
+        for block, pause in turn.asked.items():
+            if pause.due_s <= now_s:
+                pause.again(now_s)
+                effects.append(self._lacking(now_s, turn, block))
+        return effects + self._arm(now_s, turn)
 
     def _finish(self, now_s: float, expired: bool) -> list[Effect]:
         turn = self._turn

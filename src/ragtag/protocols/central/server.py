@@ -15,12 +15,12 @@ from ragtag.protocols.central.copies import Copies
 from ragtag.protocols.central.gate import Gate, RuleGate, Step
 from ragtag.protocols.central.grouping import GroupGate
 from ragtag.protocols.central.owners import Owners
-from ragtag.protocols.central.rebuild import REPAIRS, Rebuilder, Rebuilt, rebuilt_notes
+from ragtag.protocols.central.rebuild import Rebuilder, Rebuilt, rebuilt_notes
 from ragtag.protocols.central.speeds import Grouping
 from ragtag.protocols.channel.averager import Opening
 from ragtag.protocols.rounds.base import BLOCK_BITS
 from ragtag.protocols.rounds.layout import Layout
-from ragtag.protocols.rounds.repair import request, requested
+from ragtag.protocols.rounds.repair import Pause, request, requested
 
 
 class BlockServer:
@@ -53,6 +53,7 @@ class BlockServer:
         self._own: list[tuple[int, Answer]] = []
         self._unfounded: dict[int, Rebuilt] = {}
         self._told: dict[PeerId, int] = {}  # the newest turn in which a peer was told to wait
+        self._rtts_s, self._rtt_s = opening.crew.rtt_s, opening.channel.rtt_s
         self._answer = Deadline(opening.channel.rtt_s, floor_s=opening.channel.rtt_s)
         self._correction = correction
         self.gate: Gate = (
@@ -75,9 +76,9 @@ class BlockServer:
         """A turn of this peer begins with these values, after so long a time of computing."""
         self.copies.values, self._computed_s = values, computed_s
 
-    def answer_s(self) -> float:
-        """How long a small question takes to be answered, at most."""
-        return self._answer.budget_s()
+    def rtt_s(self, peer: PeerId) -> float:
+        """A round trip to a peer with its margin: so long until lost chunks are asked for again."""
+        return self._rtts_s.get(peer, self._rtt_s)
 
     def floor_s(self) -> float:
         """The shortest deadline of a turn: an answer's, and a barrier's."""
@@ -175,20 +176,22 @@ class BlockServer:
             update.take(run, self._codec)
         if update.whole:
             return self._ready(now_s, block, update)
-        return self._mend(now_s, block, update) if run.ended else []
+        if not run.ended:
+            return []
+        update.asked = Pause.begun(now_s, self.rtt_s(peer))
+        return self._mend(now_s, block, update, update.asked)
 
-    def _mend(self, now_s: float, block: int, update: Update) -> list[Effect]:
-        """An update has ended with holes: ask for them a few times, then judge it with what came."""
-        if update.tries >= REPAIRS:
+    def _mend(self, now_s: float, block: int, update: Update, asked: Pause) -> list[Effect]:
+        """An update has ended with holes: ask for them, or judge it with what came in all the time it has."""
+        update.ended_s = min(update.ended_s, now_s)
+        if now_s >= update.ended_s + self._patience_s():
             return self._ready(now_s, block, update)
-        update.tries += 1
-        update.asked_s = now_s
         lacking = request(update.peer, self._key(update.number, wire.PUSH, block), ~update.got)
-        return [Send(lacking, now_s + self._patience_s()), self._hole_timer(now_s, block, update)]
+        return [Send(lacking, now_s + self._patience_s()), self._hole_timer(block, update, asked)]
 
-    def _hole_timer(self, now_s: float, block: int, update: Update) -> Arm:
-        name = f"hole/{block}/{update.peer}"
-        return Arm(Timer(self._channel, update.number, name), now_s + self.answer_s())
+    def _hole_timer(self, block: int, update: Update, asked: Pause) -> Arm:
+        due_s = min(asked.due_s, update.ended_s + self._patience_s())
+        return Arm(Timer(self._channel, update.number, f"hole/{block}/{update.peer}"), due_s)
 
     def _tell(self, now_s: float, peer: PeerId, number: int, blocks: list[int]) -> list[Effect]:
         """Say which versions this peer has. Blocks that the asker rather owns it closes and gives up."""
@@ -369,10 +372,13 @@ class BlockServer:
             return self._rebuilder.expired(now_s, timer)
         block, peer = map(int, rest.split("/"))
         update = self._updates.get((block, peer))
-        if update is None or update.ready or update.number != timer.round:
+        asked = None if update is None else update.asked
+        if update is None or asked is None or update.ready or update.number != timer.round:
             return []
-        late = update.asked_s + self.answer_s() <= now_s  # else holes were asked for since
-        return self._mend(now_s, block, update) if late else [self._hole_timer(now_s, block, update)]
+        if asked.due_s > now_s and update.ended_s + self._patience_s() > now_s:  # asked for since
+            return []
+        asked.again(now_s)
+        return self._mend(now_s, block, update, asked)
 
     def _key(self, number: int, stage: int, block: int) -> MessageKey:
         return MessageKey(self._channel, number, stage, block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from ragtag.codecs.base import Codec, finite_rows
 from ragtag.core.types import Average, Bools, Floats, Outcome, PeerId, PeerSet, Run
 from ragtag.protocols.central.wire import state_version
 from ragtag.protocols.rounds.base import spans_of
+from ragtag.protocols.rounds.repair import Pause
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class Turn:
     owners: peers that were asked.
     came: peers that were heard.
     stale: how many versions old each answered update was.
-    asked_s: when the holes of a block's answer were asked for.
+    asked: the blocks of whose answers chunks were asked for.
+    armed_s: when the timer of these runs out next.
     """
 
     number: int
@@ -44,7 +47,8 @@ class Turn:
     owners: set[PeerId] = field(default_factory=set)
     came: set[PeerId] = field(default_factory=set)
     stale: list[int] = field(default_factory=list)
-    asked_s: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, Pause] = field(default_factory=dict)
+    armed_s: float = math.inf
 
     def store(self, run: Run, at: int, known: NDArray[np.int64], codec: Codec) -> None:
         """Take an answer's chunks. The first is chunk ``at`` of the vector.
@@ -73,7 +77,7 @@ class Turn:
         """A block has been answered."""
         self.open.pop(block, None)
         self.sent.pop(block, None)
-        self.asked_s.pop(block, None)
+        self.asked.pop(block, None)
         if block not in self.pulled:
             self.stale.append(stale)
 

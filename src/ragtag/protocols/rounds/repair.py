@@ -66,6 +66,32 @@ def requested(run: Run, total: int) -> Bools:
     return asked[:total]
 
 
+@dataclass(slots=True)
+class Pause:
+    """Until a message is asked for again: a round trip, and twice as long each time that nothing comes.
+
+    at_s: when it was asked for last.
+    wait_s: how long from then.
+    """
+
+    at_s: float
+    wait_s: float
+
+    @classmethod
+    def begun(cls, now_s: float, rtt_s: float) -> Pause:
+        """A message is asked for the first time, or something of it came."""
+        return cls(now_s, max(_GRANULARITY_S, rtt_s))
+
+    @property
+    def due_s(self) -> float:
+        """When it is asked for again."""
+        return self.at_s + self.wait_s
+
+    def again(self, now_s: float) -> None:
+        """It is asked for again, and nothing has come."""
+        self.at_s, self.wait_s = now_s, 2.0 * self.wait_s
+
+
 class Repairer:
     """Keeps what was sent, answers requests, and asks for what others' messages lack.
 

@@ -4,8 +4,8 @@
     python benchmarks/recipes.py --only rps moshpit
     python benchmarks/recipes.py --out FILE
 
-Each is ``ragtag reproduce PAPER --quick --jobs 2`` as a user runs it, with a new folder: nothing is taken from
-an earlier run.
+Each is ``ragtag reproduce PAPER --quick --jobs 2`` as a user runs it, with a new folder: nothing is taken
+from an earlier run.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/kfac_options.py
     python benchmarks/kfac_options.py --seeds 4
 
-The net, digits, batches, optimizer and rates of ``ragtag reproduce kfac`` in one process, 60 steps; a seed draws the
-net's first weights and the batches.
+The net, digits, batches, optimizer and rates of ``ragtag reproduce kfac`` in one process, 60 steps; a seed
+draws the net's first weights and the batches.
 """
 
 from __future__ import annotations

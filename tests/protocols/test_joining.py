@@ -213,6 +213,17 @@ def came() -> Way:
 # -- Joining
 
 
+def test_a_seat_is_looked_at_again_when_its_time_is_known_to_be_shorter() -> None:
+    """Else only something that comes would have it looked at before a guess of seconds is over."""
+    way = let_in()
+    way.member(0)
+    way(Looked(True, False, "", 50 * PERIOD_S, 2, True))
+    claimed_s = way.now_s
+    (arm,) = way(Looked(True, False, "", PERIOD_S, 2, True), 0.01)
+    assert arm == Arm(arm.timer, pytest.approx(claimed_s + 2 * PERIOD_S)) and arm.timer.name == "seat"
+    assert way(Looked(True, False, "", PERIOD_S, 2, True), 0.01) == []
+
+
 @row("Joining", "new", "Invited")
 def _() -> None:
     way = Way()

@@ -413,6 +413,19 @@ def test_a_newcomer_waits_for_the_list_claims_and_settles_when_nobody_objects() 
     assert seating.look(12.0, 0.5, 3) is None and seating.settled
 
 
+def test_a_claim_waits_by_the_period_as_it_is_known_when_it_is_looked_at() -> None:
+    """A newcomer that was let in before it could measure a round trip claimed by a guess: it sat for 10 s."""
+    mine = roster()
+    mine.changed(member("a", seated(0)), None)
+    seating = Seating(mine, card_of(9, 1), 10.0, 5.0)
+    claim = seating.look(10.0, 5.0, 2, whole=True)
+    assert claim is not None and seating.until_s == 20.0
+    mine.claim(claim)
+    assert seating.look(10.1, 0.15, 2) is None and not seating.settled
+    assert seating.until_s == pytest.approx(10.3)
+    assert seating.look(10.3, 0.15, 2) is None and seating.settled
+
+
 def test_a_newcomer_that_has_the_whole_list_claims_at_once() -> None:
     mine = roster()
     mine.changed(member("a", seated(0)), None)

@@ -300,9 +300,13 @@ def test_where_all_others_are_gone_it_goes_on_from_its_own_state() -> None:
 def test_one_that_comes_when_the_others_are_at_their_end_has_what_they_end_with(
     options: dict[str, Any],
 ) -> None:
-    """It waited for a round until they had left, and ended with its own weights."""
+    """It waited for a round until they had left, and ended with its own weights. And a step more counts on
+    from theirs: by gradients it began anew at 0, so a script went through all of them alone.
+    """
     ends: dict[int, torch.Tensor] = {}
     took_s: list[float] = []
+    rounds: list[int] = []
+    every = options.get("every", 1)
 
     def body(peer: SimulatedTransport) -> None:
         torch.manual_seed(7 if peer.late else 0)
@@ -326,6 +330,11 @@ def test_one_that_comes_when_the_others_are_at_their_end_has_what_they_end_with(
                 optimizer.step()
         slots = [sgd.state[p]["momentum_buffer"] for p in model.parameters() if p in sgd.state]
         ends[peer.me] = torch.cat([t.detach().reshape(-1) for t in (*model.parameters(), *slots)])
+        if peer.late:
+            for _ in range(every):
+                model(torch.ones(2, 3)).square().mean().backward()
+                optimizer.step()
+            rounds.append(optimizer.outcome.round if optimizer.outcome is not None else -1)
         peer.post_soon(END, b"")
         while peer.notices(END).posts.keys() < {0, 1, 2}:
             assert peer.now_s() < 10.0, "the newcomer has not come to its end"
@@ -336,6 +345,7 @@ def test_one_that_comes_when_the_others_are_at_their_end_has_what_they_end_with(
     SimulatedCrew(3, Faults(latency_s=0.001, rate_bytes_per_s=1e8), 3, cost=cost, comes={2: 2.0}).run(body)
     assert len(ends[2]) == 8 and torch.equal(ends[2], ends[0])
     assert took_s[0] < 1.0
+    assert rounds == [20 // every]
 
 
 def test_peers_that_come_later_have_the_last_numbers() -> None:

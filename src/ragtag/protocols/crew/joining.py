@@ -628,6 +628,7 @@ class Joining:
         assert seating is not None and entry is not None
         if not seating.claimed and not entry.roster.living() and now_s < self._begins_s:
             return []  # it may have been let in by another newcomer, which knows no more of the crew
+        until_s = seating.until_s
         try:
             claim = seating.look(now_s, seen.period_s, seen.n, seen.whole)
         except RuntimeError as error:
@@ -635,7 +636,7 @@ class Joining:
         if claim is not None:
             return [Describes(claim), self._arm("seat", seating.until_s)]
         if not seating.settled:
-            return []
+            return [self._arm("seat", seating.until_s)] if seating.until_s != until_s else []
         passed, others, card = self._passed(now_s), self._others_average(), seating.card
         if others and not card.role.owns and not entry.roster.owned:
             return self._end(only_clients(self.crew))

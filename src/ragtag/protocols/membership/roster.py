@@ -406,12 +406,15 @@ class Seating:
     Call ``look`` whenever something has changed, and at ``until_s``.
 
     card: what the newcomer tells of itself.
+    until_s: when what it waits for is over, by the period as it is known now. One that was let in before it
+        could measure a round trip has a guess of seconds at first.
     settled: its claim holds.
     """
 
     def __init__(self, roster: Roster, card: Card, now_s: float, period_s: float) -> None:
         self._roster, self.card = roster, card
-        self.until_s = now_s + 2 * period_s  # by then the rest of a long list of members is here
+        self._since_s, self._periods = now_s, 2.0  # by then the rest of a long list of members is here
+        self.until_s = now_s + self._periods * period_s
         self.settled = False
 
     @property
@@ -429,6 +432,7 @@ class Seating:
         """
         if self.settled:
             return None
+        self.until_s = self._since_s + self._periods * period_s
         if self.claimed and not self._roster.contested():
             self.settled = now_s >= self.until_s
             return None
@@ -438,7 +442,8 @@ class Seating:
             return None  # it begins no crew
         self.card = self._next()
         spread = math.log2(n / ANNOUNCED_MAX) if n > ANNOUNCED_MAX else 0.0  # periods until all have heard
-        self.until_s = now_s + (_OBJECT_PERIODS + spread) * period_s
+        self._since_s, self._periods = now_s, _OBJECT_PERIODS + spread
+        self.until_s = now_s + self._periods * period_s
         return self.card
 
     def _next(self) -> Card:

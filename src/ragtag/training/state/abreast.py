@@ -279,6 +279,7 @@ class Abreast:
             first.resume_at(first.progress[0] + came.redone * since, 0)
             keeper.went_on((came.redone + came.missing) * since)
             self._counted = came.state_round + came.redone + came.missing
+            transport.goes_on_after(channel, self._counted)  # where the others have ended none is heard of
         keeper.tell(Noted("in step" if came.in_step else "not in step", keeper.me, str(came)))
         return came
 

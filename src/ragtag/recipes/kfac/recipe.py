@@ -59,7 +59,7 @@ TUNING_SEEDS = (100, 101)
 TUNED = {
     SGD_NAME: Settings(SGD_NAME, 0.3),
     ADAMW_NAME: Settings(ADAMW_NAME, 0.02),
-    MUON_NAME: Settings(MUON_NAME, 0.3, 0.02),
+    MUON_NAME: Settings(MUON_NAME, 0.1, 0.01),
     KFAC_NAME: Settings(KFAC_NAME, 0.3, damping=0.1, kl_clip=0.01),
     SOAP_NAME: Settings(SOAP_NAME, 0.01),
     SHAMPOO_NAME: Settings(SHAMPOO_NAME, 0.1),

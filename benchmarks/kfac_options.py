@@ -20,12 +20,11 @@ import torch
 from torch.nn import functional as F
 
 from ragtag.optim.kfac.preconditioner import KFAC
-from ragtag.recipes.kfac.training import GRIDS, KFAC_NAME, Images, Settings, kfac_options, optimizers, paces
+from ragtag.recipes.kfac.recipe import TUNED
+from ragtag.recipes.kfac.training import KFAC_NAME, Images, Settings, kfac_options, optimizers, paces
 from stored import how
 
 RESULTS = Path(__file__).parent / "results" / "kfac_options.json"
-BEST = next(one for one in GRIDS[KFAC_NAME] if (one.lr, one.damping, one.kl_clip) == (0.3, 0.1, 0.01))
-"""The setting that ``ragtag reproduce kfac`` finds best."""
 STEPS = 60
 CASES: tuple[dict[str, Any], ...] = (
     {},
@@ -57,11 +56,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the results")
     arguments = parser.parse_args()
-    record: dict[str, Any] = {**how(), "seeds": arguments.seeds, "steps": STEPS, "settings": BEST.text}
+    record: dict[str, Any] = {
+        **how(),
+        "seeds": arguments.seeds,
+        "steps": STEPS,
+        "settings": TUNED[KFAC_NAME].text,
+    }
     torch.set_num_threads(1)
     rows = record["rows"] = []
     for options in CASES:
-        found = [accuracy(BEST, seed, options) for seed in range(arguments.seeds)]
+        found = [accuracy(TUNED[KFAC_NAME], seed, options) for seed in range(arguments.seeds)]
         option, value = next(iter(options.items()), ("none", 0))
         rows.append({"option": option, "value": value, "mean": fmean(found), "accuracy": found})
         print(

@@ -1001,10 +1001,17 @@ SABOTAGES: tuple[Sabotage, ...] = (
         REPAIR,
     ),
     Sabotage(
+        "probes: those that have done with one are asked in both stages",
+        "src/ragtag/protocols/rounds/progress.py",
+        "ended = self.begun.met or peer not in self.vain",
+        "ended = peer not in self.vain",
+        ("tests/protocols/test_asking.py",),
+    ),
+    Sabotage(
         "repair: requests do not wait for as long as answers take",
         "src/ragtag/protocols/rounds/repair.py",
-        "asked.wait_s = 2.0 * asked.wait_s or self._pause_s",
-        "asked.wait_s = self._floor_s",
+        "asked.pause.again(now_s)",
+        "asked.pause = Pause(now_s, self._floor_s)",
         REPAIR,
     ),
     Sabotage(

@@ -16,6 +16,7 @@ from ragtag.protocols.channel.at_once import Rounds
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.far_rounds import JUMP_MAX
 from ragtag.protocols.crew.joining import LAST_PROBE
+from ragtag.protocols.membership.pace import INITIAL_RTO_S
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTIONS, question
@@ -282,10 +283,11 @@ PROBE_S = 60.0
 """How long peers wait for each other at most, as they open a channel."""
 
 
-def probing(among: dict[int, frozenset[int]], begins: dict[int, float]) -> World:
+def probing(among: dict[int, frozenset[int]], begins: dict[int, float], away: int | None = None) -> World:
     """Two probes each, of peers that came from a meeting; each begins them so late, or is dead.
 
     among: those that a peer counts on, where not all.
+    away: one that hears nothing before it begins.
     """
     world = World(N, rps_repair, 8, probe_s=PROBE_S)
     for node in world.nodes:
@@ -297,6 +299,10 @@ def probing(among: dict[int, frozenset[int]], begins: dict[int, float]) -> World
         if outcome.round < LAST_PROBE:
             world.average(peer, own[peer], deadline_s=PROBE_S)
 
+    def carry(_: int, run: Run) -> list[tuple[float, Run]]:
+        return [] if run.peer == away and world.now_s < begins[run.peer] else [(0.0, run)]
+
+    world.carry = carry
     world.on_done, world.dead = again, dict.fromkeys(set(range(N)) - begins.keys(), 0.0)
     for peer, after_s in begins.items():
         world.average(peer, own[peer], after_s=after_s, deadline_s=PROBE_S)
@@ -313,6 +319,15 @@ def test_a_probe_without_those_that_have_done_with_theirs_ends_within_some_secon
     assert all(outcome.total_s < 0.1 for of in world.outcomes[:3] for outcome in of)
     assert world.outcomes[3][-1].round == LAST_PROBE
     assert all(outcome.total_s < 5.0 for outcome in world.outcomes[3])
+
+
+def test_who_comes_back_when_all_have_probed_waits_once_in_each_probe() -> None:
+    """It waited in both stages, though those that have done with a probe said so in the first."""
+    without = frozenset({0, 1, 2})
+    world = probing(dict.fromkeys(without, without), dict.fromkeys(without, 0.0) | {3: 0.5}, away=3)
+    assert [outcome.missed for outcome in world.outcomes[3]] == [tuple(without)] * 2
+    # a question after a second, and its answer's time
+    assert all(outcome.total_s == pytest.approx(2 * INITIAL_RTO_S) for outcome in world.outcomes[3])
 
 
 def test_a_probe_waits_for_those_that_take_long_to_come_to_it() -> None:

@@ -30,7 +30,6 @@ trainer, so a peer that computes for long holds up no other.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -346,21 +345,13 @@ class CentreNode:
         if not run.ended:
             return []
         turn.asked[block] = Pause.begun(now_s, self.server.rtt_s(run.peer))
-        return [self._lacking(now_s, turn, block), *self._arm(now_s, turn)]
+        return [self._lacking(now_s, turn, block), *turn.alarm.set(now_s, turn.asked.values())]
 
     def _lacking(self, now_s: float, turn: Turn, block: int) -> Send:
         key = MessageKey(self._channel, turn.number, wire.STATE, block)
         return Send(
             request(turn.open[block], key, turn.left[self.layout.spans[block]]), max(now_s, turn.until_s)
         )
-
-    def _arm(self, now_s: float, turn: Turn) -> list[Effect]:
-        """Have the timer of what was asked for run out when the first is due, where it does not before."""
-        due_s = min((pause.due_s for pause in turn.asked.values()), default=math.inf)
-        if due_s >= turn.armed_s:
-            return []
-        turn.armed_s = due_s
-        return [Arm(Timer(self._channel, turn.number, "repair"), max(now_s, due_s))]
 
     # -- Time
 
@@ -372,13 +363,13 @@ class CentreNode:
             return []
         if timer.name == "turn":
             return self._finish(now_s, expired=True)
-        turn.armed_s = math.inf
+        turn.alarm.rang()
         effects: list[Effect] = []
         for block, pause in turn.asked.items():
             if pause.due_s <= now_s:
                 pause.again(now_s)
                 effects.append(self._lacking(now_s, turn, block))
-        return effects + self._arm(now_s, turn)
+        return effects + turn.alarm.set(now_s, turn.asked.values())
 
     def _finish(self, now_s: float, expired: bool) -> list[Effect]:
         turn = self._turn

@@ -187,11 +187,12 @@ class BlockServer:
         if now_s >= update.ended_s + self._patience_s():
             return self._ready(now_s, block, update)
         lacking = request(update.peer, self._key(update.number, wire.PUSH, block), ~update.got)
-        return [Send(lacking, now_s + self._patience_s()), self._hole_timer(block, update, asked)]
+        timer = Timer(self._channel, update.number, f"hole/{block}/{update.peer}")
+        return [Send(lacking, now_s + self._patience_s()), Arm(timer, self._mends_s(update, asked))]
 
-    def _hole_timer(self, block: int, update: Update, asked: Pause) -> Arm:
-        due_s = min(asked.due_s, update.ended_s + self._patience_s())
-        return Arm(Timer(self._channel, update.number, f"hole/{block}/{update.peer}"), due_s)
+    def _mends_s(self, update: Update, asked: Pause) -> float:
+        """When an update with holes is looked at again."""
+        return min(asked.due_s, update.ended_s + self._patience_s())
 
     def _tell(self, now_s: float, peer: PeerId, number: int, blocks: list[int]) -> list[Effect]:
         """Say which versions this peer has. Blocks that the asker rather owns it closes and gives up."""
@@ -375,7 +376,7 @@ class BlockServer:
         asked = None if update is None else update.asked
         if update is None or asked is None or update.ready or update.number != timer.round:
             return []
-        if asked.due_s > now_s and update.ended_s + self._patience_s() > now_s:  # asked for since
+        if self._mends_s(update, asked) > now_s:  # asked for since
             return []
         asked.again(now_s)
         return self._mend(now_s, block, update, asked)

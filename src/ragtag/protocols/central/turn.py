@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragtag.codecs.base import Codec, finite_rows
-from ragtag.core.types import Average, Bools, Floats, Outcome, PeerId, PeerSet, Run
+from ragtag.core.types import Average, Bools, Floats, Outcome, PeerId, PeerSet, Run, Timer
 from ragtag.protocols.central.wire import state_version
 from ragtag.protocols.rounds.base import spans_of
-from ragtag.protocols.rounds.repair import Pause
+from ragtag.protocols.rounds.repair import Alarm, Pause
 
 
 @dataclass(slots=True)
@@ -29,7 +28,7 @@ class Turn:
     came: peers that were heard.
     stale: how many versions old each answered update was.
     asked: the blocks of whose answers chunks were asked for.
-    armed_s: when the timer of these runs out next.
+    alarm: it runs out when the first of these is asked for again.
     """
 
     number: int
@@ -41,6 +40,7 @@ class Turn:
     heard: PeerSet
     got: Bools
     left: Bools
+    alarm: Alarm
     open: dict[int, PeerId] = field(default_factory=dict)
     sent: dict[int, Run] = field(default_factory=dict)
     pulled: set[int] = field(default_factory=set)
@@ -48,7 +48,6 @@ class Turn:
     came: set[PeerId] = field(default_factory=set)
     stale: list[int] = field(default_factory=list)
     asked: dict[int, Pause] = field(default_factory=dict)
-    armed_s: float = math.inf
 
     def store(self, run: Run, at: int, known: NDArray[np.int64], codec: Codec) -> None:
         """Take an answer's chunks. The first is chunk ``at`` of the vector.
@@ -117,4 +116,5 @@ def new_turn(number: int, ask: Average, now_s: float, until_s: float) -> Turn:
         heard=np.zeros(k, np.uint64),
         got=np.zeros(k, np.bool_),
         left=np.ones(k, np.bool_),
+        alarm=Alarm(Timer(ask.channel, number, "repair")),
     )

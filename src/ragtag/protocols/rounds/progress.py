@@ -13,7 +13,7 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | ENOUGH | a quorum is there, and another share would not pay for the wait | yes | as LATE | as LATE |
 | OUTVOTED | the averages of most owners, and of two at least, are without it | yes | as LATE | as LATE |
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
-| NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | yes |
+| NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | not in a probe |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again; where most are, from
 the first deadline on, as a peer that is early would else ask all others in each round. A peer that does not
@@ -168,8 +168,12 @@ class Waiting:
         self.owed.add(share)
 
     def _is_silent(self, peer: PeerId) -> bool:
-        """Whether it was waited for in the first stage in vain: nothing will come in the second either."""
-        return peer in self._missed and peer not in self.came and peer not in self.vain
+        """Whether it was waited for in the first stage in vain: nothing will come in the second either.
+
+        One that said ``NEVER`` may take another for a block's owner; not in a probe, so there it is past it.
+        """
+        ended = self.begun.met or peer not in self.vain
+        return peer in self._missed and peer not in self.came and ended
 
     # -- Ways in which waiting ends
 

@@ -15,12 +15,13 @@ numbered, in the place of contributors, so that of several copies one is answere
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragtag.core.types import Arm, Bools, Effect, MessageKey, PeerId, Run, Send
+from ragtag.core.types import Arm, Bools, Effect, MessageKey, PeerId, Run, Send, Timer
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.rounds.base import NACK, Incoming, Spec
 
@@ -82,6 +83,11 @@ class Pause:
         """A message is asked for the first time, or something of it came."""
         return cls(now_s, max(_GRANULARITY_S, rtt_s))
 
+    @classmethod
+    def over(cls, wait_s: float) -> Pause:
+        """A message is to be asked for at once, and again after ``wait_s``."""
+        return cls(-math.inf, 0.5 * wait_s)
+
     @property
     def due_s(self) -> float:
         """When it is asked for again."""
@@ -90,6 +96,29 @@ class Pause:
     def again(self, now_s: float) -> None:
         """It is asked for again, and nothing has come."""
         self.at_s, self.wait_s = now_s, 2.0 * self.wait_s
+
+
+class Alarm:
+    """One timer for all pauses: it runs out when the first of them is due.
+
+    A timer cannot be taken back. So it is set where it would run out too late, and may run out too soon.
+    """
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self._at_s = math.inf
+
+    def set(self, now_s: float, pauses: Iterable[Pause]) -> list[Effect]:
+        """Have it run out when the first of these is due."""
+        due_s = min((pause.due_s for pause in pauses), default=math.inf)
+        if due_s >= self._at_s:
+            return []
+        self._at_s = due_s
+        return [Arm(self._timer, max(now_s, due_s))]
+
+    def rang(self) -> None:
+        """It has run out."""
+        self._at_s = math.inf
 
 
 class Repairer:
@@ -108,7 +137,7 @@ class Repairer:
         self._sent: dict[tuple[PeerId, MessageKey], Run] = {}
         self._pause_s = max(_GRANULARITY_S, spec.repair_s or 0.0)
         self._floor_s = self._pause_s
-        self._armed_s = math.inf
+        self._alarm = Alarm(spec.timer("repair"))
         self._asked: dict[tuple[PeerId, MessageKey], _Asked] = {}
         self._looks: dict[tuple[PeerId, MessageKey], _Look] = {}
         self._requests = 0
@@ -181,13 +210,14 @@ class Repairer:
         self, now_s: float, incoming: Incoming, peer: PeerId, key: MessageKey, deadline_s: float
     ) -> list[Effect]:
         """Ask for the holes of a message that has ended. It is open again until its next end marker."""
-        asked = self._asked[peer, key] = _Asked(incoming, incoming.left, now_s, now_s, self._pause_s)
-        return [self._ask(asked, peer, key, deadline_s), *self._arm(now_s, asked.at_s + asked.wait_s)]
+        pause = Pause.begun(now_s, self._pause_s)
+        asked = self._asked[peer, key] = _Asked(incoming, incoming.left, pause, now_s)
+        return [self._ask(asked, peer, key, deadline_s), *self._alarm.set(now_s, [pause])]
 
     def later(self, incoming: Incoming, peer: PeerId, key: MessageKey) -> None:
         """Remember to ask for the holes of a message that ended before this peer began the round."""
         incoming.closed = False
-        self._asked[peer, key] = _Asked(incoming, incoming.left, -math.inf, -math.inf, 0.0, asks=0)
+        self._asked[peer, key] = _Asked(incoming, incoming.left, Pause.over(self._pause_s), -math.inf, asks=0)
 
     def came(self, now_s: float, peer: PeerId, key: MessageKey) -> None:
         """Chunks of a message came: has it been asked for, and how long did they take?"""
@@ -197,8 +227,8 @@ class Repairer:
         if asked.asks:
             took_s = (now_s - asked.first_s) * (_HEADROOM if asked.asks == 1 else 1.0)
             self._pause_s = max(self._floor_s, took_s)
-        asked.left, asked.asks, asked.wait_s = asked.incoming.left, 0, self._pause_s
-        asked.at_s = asked.first_s = now_s
+        asked.left, asked.asks, asked.first_s = asked.incoming.left, 0, now_s
+        asked.pause = Pause.begun(now_s, self._pause_s)
 
     def enough(self, stage: int) -> None:
         """What others sent in a stage is of no use any more."""
@@ -206,18 +236,17 @@ class Repairer:
 
     def again(self, now_s: float, deadline_s: float) -> list[Effect]:
         """The timer has run out, or the round begins: ask again where nothing has come for a pause."""
-        self._armed_s = math.inf
+        self._alarm.rang()
         effects: list[Effect] = []
         for (peer, key), asked in list(self._asked.items()):
             if self._spec.is_in(asked.incoming):
                 del self._asked[peer, key]
-            elif now_s >= asked.at_s + asked.wait_s:
+            elif now_s >= asked.pause.due_s:
                 asked.first_s = asked.first_s if asked.asks else now_s
-                asked.at_s, asked.asks = now_s, asked.asks + 1
-                asked.wait_s = 2.0 * asked.wait_s or self._pause_s
+                asked.asks += 1
+                asked.pause.again(now_s)
                 effects.append(self._ask(asked, peer, key, deadline_s))
-        due_s = min((asked.at_s + asked.wait_s for asked in self._asked.values()), default=math.inf)
-        return [*effects, *self._arm(now_s, due_s)]
+        return [*effects, *self._alarm.set(now_s, (asked.pause for asked in self._asked.values()))]
 
     def _ask(self, asked: _Asked, peer: PeerId, key: MessageKey, deadline_s: float) -> Send:
         asked.incoming.closed = False
@@ -227,30 +256,21 @@ class Repairer:
         self._requests += 1
         return request(peer, key, lacking, self._requests, copies)
 
-    def _arm(self, now_s: float, due_s: float) -> list[Effect]:
-        """Have the timer run out then, where it does not before."""
-        if due_s >= self._armed_s:
-            return []
-        self._armed_s = due_s
-        return [Arm(self._spec.timer("repair"), max(now_s, due_s))]
-
 
 @dataclass(slots=True)
 class _Asked:
     """A message that was asked for.
 
     left: the chunks that are missing.
-    at_s: when it was asked for last, or something of it came.
+    pause: since it was asked for last, or something of it came.
     first_s: when it was asked for first since something came.
-    wait_s: how long from ``at_s`` until it is asked for again.
     asks: how often it was asked for since something came.
     """
 
     incoming: Incoming
     left: int
-    at_s: float
+    pause: Pause
     first_s: float
-    wait_s: float
     asks: int = 1
 
 

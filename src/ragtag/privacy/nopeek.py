@@ -12,6 +12,9 @@ It needs neither: it is a term of a loss, so any loop with any optimizer takes i
     nopeek = ragtag.privacy.NoPeek(model, "features", weight=1.0)    # or with what hooks see
     loss = nopeek(criterion(model(x), y))
 
+Codes may shrink without changing dCor, and its gradient grows as they do. Where training does not settle,
+clip the gradients of the layers that make them, and let a large weight have more epochs.
+
 **What it does not stop.** dCor is one number over distances between samples. It falls, too, where some
 samples' codes move far out and all others stay as telling as before; so a decoder is the measure of what
 Z tells, and on samples that were not trained on, as dCor is lower on those that were. It protects no

@@ -6,7 +6,8 @@
 Peers 0 and 1 average a vector again and again (RPS, as live: the product's driver over UDP). Peer 2 sends to
 peer 1 by one TCP connection as fast as it may. Both meet in the queue before peer 1's downlink. Printed and
 stored: what each had of that link over the time after the first seconds, as shares of their sum; each alone
-first, for comparison. The goal is a share between a third and two thirds beside either kind of TCP.
+first, for comparison. Beside TCP it is measured several times, in turns, and the run in the middle counts.
+The goal is a share between a third and two thirds beside either kind of TCP.
 """
 
 from __future__ import annotations
@@ -150,6 +151,12 @@ def measure(tcp: str, ours: bool, asked: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run whose share is in the middle, with the shares of all."""
+    ordered = sorted(runs, key=lambda row: row["ragtag_share"])
+    return ordered[len(ordered) // 2] | {"shares": [row["ragtag_share"] for row in runs]}
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -159,6 +166,7 @@ def main() -> None:
     parser.add_argument("--queue-ms", type=float, default=20.0)
     parser.add_argument("--mb", type=float, default=8.0, help="of the vector that is averaged")
     parser.add_argument("--seconds", type=float, default=12.0, help="that count")
+    parser.add_argument("--runs", type=int, default=3, help="beside each kind of TCP, an odd number")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--role", choices=list(ROLES), help=argparse.SUPPRESS)
     parser.add_argument("--tcp", default="cubic", help=argparse.SUPPRESS)
@@ -169,14 +177,16 @@ def main() -> None:
     if why := why_not():
         sys.exit(f"fairness: {why}")
     made = how()
-    rows = []
-    for tcp, ours in (("", True), ("cubic", False), ("cubic", True), ("bbr", False), ("bbr", True)):
-        row = measure(tcp, ours, asked)
-        rows.append(row)
-        rates = {"ragtag": row.get("ragtag_mbit"), tcp: row.get("tcp_mbit")}
+    rows = [measure(tcp, ours, asked) for tcp, ours in (("", True), ("cubic", False), ("bbr", False))]
+    turns = [[measure(tcp, True, asked) for tcp in ("cubic", "bbr")] for _ in range(asked.runs)]
+    rows += [middle(list(runs)) for runs in zip(*turns, strict=True)]
+    for row in rows:
+        rates = {"ragtag": row.get("ragtag_mbit"), row["tcp"]: row.get("tcp_mbit")}
         words = [f"{who} {mbit:6.1f} Mbit/s" for who, mbit in rates.items() if mbit is not None]
-        share = f"  ragtag's share {row['ragtag_share']:.2f} (goal: .33 to .67)" if tcp and ours else ""
-        print(", ".join(words) + share, flush=True)
+        if "shares" in row:
+            shares = ", ".join(f"{share:.2f}" for share in row["shares"])
+            words.append(f"ragtag's share {row['ragtag_share']:.2f} (goal: .33 to .67; each run: {shares})")
+        print(", ".join(words))
     if asked.out:
         kept = {
             **made, "mbit": asked.mbit, "queue_ms": asked.queue_ms,

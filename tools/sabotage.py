@@ -1015,6 +1015,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         REPAIR,
     ),
     Sabotage(
+        "rate control: a window has no room for what waits in others' queue",
+        "src/ragtag/network/control/bbr.py",
+        "target += rate * self._others_s",
+        "target += 0.0",
+        ("tests/network/test_bbr.py", "-k", "others_queue"),
+    ),
+    Sabotage(
+        "rate control: others keep no queue that is less than half of the deepest",
+        "src/ragtag/network/control/bbr.py",
+        "self._lowest_s > max(_STANDING_S, self.min_rtt_s)",
+        "self._lowest_s > max(_STANDING_S, 0.5 * self._deepest_s)",
+        ("tests/network/test_bbr.py", "-k", "beside_one_tcp"),
+    ),
+    Sabotage(
         "repair: requests and answers wait behind messages",
         "src/ragtag/network/link/flow.py",
         "        if outgoing.first:",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
@@ -295,8 +295,9 @@ def test_a_line_that_reorders_or_loses_in_bursts_costs_no_rate(
 ) -> None:
     """What was overtaken counted as lost, and a burst as a full queue's: rounds took 1.88, 1.76, 24 times
     the limit, and take 1.23, 1.36 and 14."""
-    usual, _, _ = rounds(Bbr, **line)
-    assert usual < at_most
+    # a round trip that is a little longer shifts all draws
+    usual = [rounds(Bbr, **line | {"rtt_s": (1.0 + 0.01 * draw) * line["rtt_s"]})[0] for draw in range(3)]
+    assert fmean(usual) < at_most
 
 
 def test_what_was_overtaken_is_no_loss() -> None:
@@ -380,11 +381,38 @@ def test_a_first_round_fills_no_short_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [{"message": 2000.0}, {"message": 6000.0}, {"mbit": 100.0, "message": 6000.0}]
+    "line", [{}, {"message": 2000.0}, {"message": 6000.0}, {"mbit": 100.0, "message": 6000.0}]
 )
 def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dict[str, float]) -> None:
     """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and misses."""
     assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
+
+
+@pytest.mark.parametrize(("paths", "stands"), [(1, 3e-3), (2, 1e-3), (3, 0.0)])
+def test_a_window_has_room_for_what_waits_in_others_queue(paths: int, stands: float) -> None:
+    """Beside TCP's BBR, which keeps some milliseconds, a path that had none had .11 to .35 of the line."""
+
+    def answered(queued_s: float) -> float:
+        bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, busy=paths, _filled=True)
+        for i in range(200):  # one window grows by no more than what is answered
+            rtt_s = 5e-4 + queued_s
+            bbr.acknowledged(Delivery(1e-3 * i, 30, 30, 30, 1000, rtt_s, rtt_s, rtt_s, 1e4, False, rounds=0))
+        return bbr.window
+
+    assert answered(3e-3) - answered(0.0) == pytest.approx(1e4 * stands, abs=1e-6)
+
+
+def test_what_stood_before_a_message_counts_no_more() -> None:
+    bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, _filled=True)
+    bbr.acknowledged(Delivery(0.0, 30, 30, 30, 1000, 3e-3, 3e-3, 3e-3, 1e4, False, rounds=0))
+    bbr.acknowledged(Delivery(0.1, 30, 30, 30, 1000, 1e-3, 1e-3, 1e-3, 1e4, False, rounds=0))
+    assert bbr._others_s == pytest.approx(5e-4), "the least of a message"
+    bbr.sent(1.0, 30, 30)
+    bbr.acknowledged(Delivery(1.1, 30, 30, 30, 1000, 4e-3, 4e-3, 4e-3, 1e4, False, rounds=0))
+    assert bbr._others_s == pytest.approx(3.5e-3)
+    bbr.sent(2.0, 30, 30)
+    bbr.acknowledged(Delivery(2.1, 30, 30, 30, 1000, 1.0, 1.0, 1.0, 1e4, False, rounds=0))
+    assert bbr._others_s == 0.0, "so deep is the queue of those that fill it"
 
 
 def test_a_window_grows_as_cubic_does() -> None:

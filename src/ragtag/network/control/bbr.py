@@ -52,7 +52,6 @@ _INCREASE = 3.0 * (1.0 - _BETA) / (1.0 + _BETA)  # datagrams a round trip: RFC 9
 _CUBIC = 0.4  # RFC 9438, section 5: datagrams a second cubed
 _AHEAD = 1.2  # a window's datagrams leave in somewhat less than a round trip
 _STANDING_S = 2.0 * _MEETING_S  # a crew's own trains do not wait for each other so long
-_HELD = 0.5  # of the deepest queue: what others hold
 _FULL = 0.8  # of the deepest queue: it is full
 _BESET = 2
 _GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come to the path's
@@ -307,6 +306,8 @@ class Bbr:
     _queued_s: float = 0.0  # what was answered last has waited in queues so long,
     _deepest_s: float = 0.0  # and so long at most;
     _lowest_s: float = math.inf  # in this cycle or message so long at least,
+    _paths: int = 1  # of this peer that were busy at once
+    _standing_s: float = math.inf  # since this message began so long at least,
     _peak_s: float = 0.0  # in this round at most
     _most: int = 0  # datagrams under way in this round at most
     _beset: int = 0  # of the last ones, in how many others kept a queue
@@ -317,6 +318,7 @@ class Bbr:
         """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
         if count != in_flight:
             return
+        self._standing_s = math.inf
         self._look_for_others()
         if self.phase in (Probe.DRAIN, Probe.DOWN):
             self._enter(Probe.CRUISE)
@@ -328,6 +330,7 @@ class Bbr:
         """Update the model, go from phase to phase, and set the rate and the window."""
         # what chance explains is a number of datagrams, each with several packets
         passed, lost = sample.passed / sample.together, (sample.passed - sample.delivered) / sample.together
+        self._paths = max(self._paths, self.busy)
         self._most = max(self._most, sample.tx_in_flight, sample.in_flight)
         self._measure(sample)
         if lost < 0.0:
@@ -375,6 +378,18 @@ class Bbr:
         """How long trains of paced datagrams wait for each other in a queue."""
         return (_GROWTH - 1.0) * self.min_rtt_s + _MEETING_S
 
+    @property
+    def _others_s(self) -> float:
+        """How long a queue stands that is others', and not so deep that they seem to fill it (``compete``).
+
+        What this path has under way waits there, and keeps the line no fuller. A message begins with none of
+        this path's in the queue, so what stands since then is not its own. The crew's other senders to its
+        receiver are as many as this peer's other paths, and each has a train there.
+        """
+        if self._standing_s > _STANDING_S:
+            return 0.0
+        return max(0.0, self._standing_s - (self._paths - 1) * self.train_s)
+
     def _unfilled(self, sample: Delivery) -> bool:
         """Whether what was answered has met no full queue.
 
@@ -418,6 +433,7 @@ class Bbr:
             self._queued_s = sample.rtt_s - self.min_rtt_s
             self._deepest_s = max(self._deepest_s, self._queued_s)
             self._lowest_s = min(self._lowest_s, self._queued_s)
+            self._standing_s = min(self._standing_s, self._queued_s)
             self._peak_s = max(self._peak_s, self._queued_s)
 
     # -- From phase to phase
@@ -447,9 +463,12 @@ class Bbr:
             rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
 
     def _look_for_others(self) -> None:
-        """A message or a cycle is over. In each this path drains what is its own; others' queue stands."""
+        """A message or a cycle is over. In each this path drains what is its own; others' queue stands.
+
+        The crew's other paths keep no more in it than the line holds without a queue, or than their trains.
+        """
         if self._lowest_s < math.inf:
-            self._beset_by(self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s))
+            self._beset_by(self._lowest_s > max(_STANDING_S, self.min_rtt_s))
             self._lowest_s = math.inf
 
     def _beset_by(self, others: bool) -> None:
@@ -570,6 +589,8 @@ class Bbr:
         self._pace(rate)
         target = self._to_send(_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s))
         target = max(target, max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
+        if self._filled:
+            target += rate * self._others_s
         if self._filled:
             self.window = min(self.window + sample.passed, target)
         elif self.window < target:

@@ -381,14 +381,14 @@ def test_a_first_round_fills_no_short_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [{}, {"message": 2000.0}, {"message": 6000.0}, {"mbit": 100.0, "message": 6000.0}]
+    "line", [{"message": 2000.0}, {"message": 6000.0}, {"mbit": 100.0, "message": 6000.0}]
 )
 def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dict[str, float]) -> None:
     """Without competing it has .13 to .28. ``benchmarks/rate_control.py`` has more lines, and misses."""
     assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
 
 
-@pytest.mark.parametrize(("paths", "stands"), [(1, 3e-3), (2, 1e-3), (3, 0.0)])
+@pytest.mark.parametrize(("paths", "stands"), [(1, 6e-3), (2, 4e-3), (3, 0.0)])
 def test_a_window_has_room_for_what_waits_in_others_queue(paths: int, stands: float) -> None:
     """Beside TCP's BBR, which keeps some milliseconds, a path that had none had .11 to .35 of the line."""
 
@@ -399,20 +399,36 @@ def test_a_window_has_room_for_what_waits_in_others_queue(paths: int, stands: fl
             bbr.acknowledged(Delivery(1e-3 * i, 30, 30, 30, 1000, rtt_s, rtt_s, rtt_s, 1e4, False, rounds=0))
         return bbr.window
 
-    assert answered(3e-3) - answered(0.0) == pytest.approx(1e4 * stands, abs=1e-6)
+    assert answered(6e-3) - answered(0.0) == pytest.approx(1e4 * stands, abs=1e-6)
 
 
-def test_what_stood_before_a_message_counts_no_more() -> None:
+@pytest.mark.parametrize(("rtt_s", "others"), [(5e-4, True), (2e-2, False)])
+def test_others_keep_a_queue_that_never_got_short_however_deep_it_was_once(
+    rtt_s: float, others: bool
+) -> None:
+    """CUBIC's queue falls to less than half of its depth. Where trips are long a crew's own stands too."""
+    bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=rtt_s, _filled=True)
+    for at_s in (1.0, 2.0, 3.0):
+        bbr.sent(at_s, 30, 30)
+        for queued_s in (28e-3, 12e-3):
+            came_s = rtt_s + queued_s
+            bbr.acknowledged(Delivery(at_s, 30, 30, 30, 1000, came_s, came_s, came_s, 1e4, False, rounds=0))
+    assert (bbr.compete is not None) is others
+
+
+def test_what_stood_a_second_ago_counts_no_more_nor_what_is_so_deep_that_others_fill_it() -> None:
+    def answered(at_s: float, queued_s: float) -> float:
+        rtt_s = 5e-4 + queued_s
+        bbr.acknowledged(Delivery(at_s, 30, 30, 30, 1000, rtt_s, rtt_s, rtt_s, 1e4, False, rounds=0))
+        return bbr._others_s
+
     bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, _filled=True)
-    bbr.acknowledged(Delivery(0.0, 30, 30, 30, 1000, 3e-3, 3e-3, 3e-3, 1e4, False, rounds=0))
-    bbr.acknowledged(Delivery(0.1, 30, 30, 30, 1000, 1e-3, 1e-3, 1e-3, 1e4, False, rounds=0))
-    assert bbr._others_s == pytest.approx(5e-4), "the least of a message"
-    bbr.sent(1.0, 30, 30)
-    bbr.acknowledged(Delivery(1.1, 30, 30, 30, 1000, 4e-3, 4e-3, 4e-3, 1e4, False, rounds=0))
-    assert bbr._others_s == pytest.approx(3.5e-3)
-    bbr.sent(2.0, 30, 30)
-    bbr.acknowledged(Delivery(2.1, 30, 30, 30, 1000, 1.0, 1.0, 1.0, 1e4, False, rounds=0))
-    assert bbr._others_s == 0.0, "so deep is the queue of those that fill it"
+    assert answered(0.0, 3e-3) == pytest.approx(3e-3)
+    assert answered(0.1, 1e-3) == answered(0.2, 4e-3) == pytest.approx(1e-3), "the least"
+    assert answered(0.5, 4e-3) == pytest.approx(1e-3)
+    assert answered(1.0, 4e-3) == pytest.approx(4e-3), "as others keep still to find their round trips"
+    assert answered(1.5, 9e-3) == pytest.approx(4e-3)
+    assert answered(2.0, 9e-3) == 0.0
 
 
 def test_a_window_grows_as_cubic_does() -> None:

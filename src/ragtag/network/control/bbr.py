@@ -65,6 +65,7 @@ _KEPT_ROUNDS = (
 )
 _MIN_RTT_S = 10.0  # draft, BBR.MinRTTFilterLen
 _PROBE_RTT_S = 0.2  # draft, BBR.ProbeRTTDuration
+_STOOD_S = 2.0 * _PROBE_RTT_S  # so soon it is forgotten that others kept still for that
 
 
 class Probe(StrEnum):
@@ -306,9 +307,10 @@ class Bbr:
     _queued_s: float = 0.0  # what was answered last has waited in queues so long,
     _deepest_s: float = 0.0  # and so long at most;
     _lowest_s: float = math.inf  # in this cycle or message so long at least,
+    _peak_s: float = 0.0  # in this round at most;
+    _stood_s: tuple[float, float] = (math.inf, math.inf)  # at least, before and since the time below
+    _stood_since_s: float = 0.0
     _paths: int = 1  # of this peer that were busy at once
-    _standing_s: float = math.inf  # since this message began so long at least,
-    _peak_s: float = 0.0  # in this round at most
     _most: int = 0  # datagrams under way in this round at most
     _beset: int = 0  # of the last ones, in how many others kept a queue
     _before_s: float = math.inf  # the shortest round trip, before it is looked for anew
@@ -318,7 +320,6 @@ class Bbr:
         """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
         if count != in_flight:
             return
-        self._standing_s = math.inf
         self._look_for_others()
         if self.phase in (Probe.DRAIN, Probe.DOWN):
             self._enter(Probe.CRUISE)
@@ -380,15 +381,14 @@ class Bbr:
 
     @property
     def _others_s(self) -> float:
-        """How long a queue stands that is others', and not so deep that they seem to fill it (``compete``).
+        """How long a queue of others stands, and not so long that they seem to fill it (``compete``).
 
-        What this path has under way waits there, and keeps the line no fuller. A message begins with none of
-        this path's in the queue, so what stands since then is not its own. The crew's other senders to its
-        receiver are as many as this peer's other paths, and each has a train there.
+        What this path has under way waits there, and keeps the line no fuller. A crew's own queue has mostly
+        been empty, too, in the time that is looked at. Its other senders to this receiver are as many as
+        this peer's other paths, and each may have a train there.
         """
-        if self._standing_s > _STANDING_S:
-            return 0.0
-        return max(0.0, self._standing_s - (self._paths - 1) * self.train_s)
+        standing_s, trains = min(self._stood_s), (self._paths - 1) * min(self._paths, _TURNS_MAX)
+        return max(0.0, standing_s - trains * QUANTUM_S) if standing_s <= _STANDING_S else 0.0
 
     def _unfilled(self, sample: Delivery) -> bool:
         """Whether what was answered has met no full queue.
@@ -433,7 +433,9 @@ class Bbr:
             self._queued_s = sample.rtt_s - self.min_rtt_s
             self._deepest_s = max(self._deepest_s, self._queued_s)
             self._lowest_s = min(self._lowest_s, self._queued_s)
-            self._standing_s = min(self._standing_s, self._queued_s)
+            if now_s > self._stood_since_s + _STOOD_S:
+                self._stood_s, self._stood_since_s = (self._stood_s[1], math.inf), now_s
+            self._stood_s = self._stood_s[0], min(self._stood_s[1], self._queued_s)
             self._peak_s = max(self._peak_s, self._queued_s)
 
     # -- From phase to phase

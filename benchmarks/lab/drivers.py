@@ -219,7 +219,9 @@ class Drivers:
 
     def _tick_s(self, at_s: float) -> float:
         """When a driver that is busy looks again."""
-        return (math.floor(at_s / TICK_S) + 1) * TICK_S
+        return (
+            math.floor(at_s / TICK_S + 1e-6) + 1
+        ) * TICK_S  # else what rounding took away is the next tick
 
     def _turn(self, me: int, at_s: float) -> None:
         """One turn of a driver's loop, as ``Engine`` has it, and when the next one is due."""

@@ -53,6 +53,7 @@ _CUBIC = 0.4  # RFC 9438, section 5: datagrams a second cubed
 _AHEAD = 1.2  # a window's datagrams leave in somewhat less than a round trip
 _STANDING_S = 2.0 * _MEETING_S  # a crew's own trains do not wait for each other so long
 _FULL = 0.8  # of the deepest queue: it is full
+_HELD = _BETA / 2.0  # of the deepest queue: what one holds that had half of it, and has backed off
 _BESET = 2
 _GROWTH = 1.25  # draft: a rate that grows by less in three round trips has come to the path's
 _PLATEAU_ROUNDS = 3
@@ -465,12 +466,9 @@ class Bbr:
             rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
 
     def _look_for_others(self) -> None:
-        """A message or a cycle is over. In each this path drains what is its own; others' queue stands.
-
-        The crew's other paths keep no more in it than the line holds without a queue, or than their trains.
-        """
+        """A message or a cycle is over. In each this path drains what is its own; others' queue stands."""
         if self._lowest_s < math.inf:
-            self._beset_by(self._lowest_s > max(_STANDING_S, self.min_rtt_s))
+            self._beset_by(self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s))
             self._lowest_s = math.inf
 
     def _beset_by(self, others: bool) -> None:

@@ -1017,8 +1017,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: a window has no room for what waits in others' queue",
         "src/ragtag/network/control/bbr.py",
-        "target += rate * self._others_s",
-        "target += 0.0",
+        "target + rate * self._others_s)",
+        "target)",
         ("tests/network/test_bbr.py", "-k", "others_queue"),
     ),
     Sabotage(

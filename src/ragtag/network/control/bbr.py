@@ -590,9 +590,7 @@ class Bbr:
         target = self._to_send(_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s))
         target = max(target, max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
         if self._filled:
-            target += rate * self._others_s
-        if self._filled:
-            self.window = min(self.window + sample.passed, target)
+            self.window = min(self.window + sample.passed, target + rate * self._others_s)
         elif self.window < target:
             self.window += sample.passed
         if self.phase == Probe.PROBE_RTT:

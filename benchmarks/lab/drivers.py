@@ -218,10 +218,11 @@ class Drivers:
             self.loop.at(at_s, lambda: self._turn(me, at_s))
 
     def _tick_s(self, at_s: float) -> float:
-        """When a driver that is busy looks again."""
-        return (
-            math.floor(at_s / TICK_S + 1e-6) + 1
-        ) * TICK_S  # else what rounding took away is the next tick
+        """When a driver that is busy looks again.
+
+        A tick that rounding made a little less than itself is not the next one: time would stand still.
+        """
+        return (math.floor(at_s / TICK_S + 1e-6) + 1) * TICK_S
 
     def _turn(self, me: int, at_s: float) -> None:
         """One turn of a driver's loop, as ``Engine`` has it, and when the next one is due."""

@@ -7,6 +7,7 @@ Peers 0 and 1 average a vector again and again (RPS, as live: the product's driv
 peer 1 by one TCP connection as fast as it may. Both meet in the queue before peer 1's downlink. Printed and
 stored: what each had of that link over the time after the first seconds, as shares of their sum; each alone
 first, for comparison. Beside TCP it is measured several times, in turns, and the run in the middle counts.
+Each run is printed when it is over.
 The goal is a share between a third and two thirds beside either kind of TCP.
 """
 
@@ -148,7 +149,17 @@ def measure(tcp: str, ours: bool, asked: argparse.Namespace) -> dict[str, Any]:
         found |= {"rounds": said["average-1"]["rounds"], "lost": said["average-0"]["lost"]}
     if tcp and ours:
         found["ragtag_share"] = found["ragtag_mbit"] / (found["ragtag_mbit"] + found["tcp_mbit"])
+    print(line(found), flush=True)
     return found
+
+
+def line(found: dict[str, Any]) -> str:
+    """A run in words."""
+    rates = {"ragtag": found.get("ragtag_mbit"), found["tcp"]: found.get("tcp_mbit")}
+    words = [f"{who} {mbit:6.1f} Mbit/s" for who, mbit in rates.items() if mbit is not None]
+    if "ragtag_share" in found:
+        words.append(f"ragtag's share {found['ragtag_share']:.2f}")
+    return ", ".join(words)
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,14 +190,11 @@ def main() -> None:
     made = how()
     rows = [measure(tcp, ours, asked) for tcp, ours in (("", True), ("cubic", False), ("bbr", False))]
     turns = [[measure(tcp, True, asked) for tcp in ("cubic", "bbr")] for _ in range(asked.runs)]
-    rows += [middle(list(runs)) for runs in zip(*turns, strict=True)]
-    for row in rows:
-        rates = {"ragtag": row.get("ragtag_mbit"), row["tcp"]: row.get("tcp_mbit")}
-        words = [f"{who} {mbit:6.1f} Mbit/s" for who, mbit in rates.items() if mbit is not None]
-        if "shares" in row:
-            shares = ", ".join(f"{share:.2f}" for share in row["shares"])
-            words.append(f"ragtag's share {row['ragtag_share']:.2f} (goal: .33 to .67; each run: {shares})")
-        print(", ".join(words))
+    between = [middle(list(runs)) for runs in zip(*turns, strict=True)]
+    print("in the middle (goal: .33 to .67):")
+    for row in between:
+        print(line(row))
+    rows += between
     if asked.out:
         kept = {
             **made, "mbit": asked.mbit, "queue_ms": asked.queue_ms,

@@ -875,6 +875,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_grid.py",),
     ),
     Sabotage(
+        "Moshpit: a grid may leave a peer alone on its line",
+        "src/ragtag/protocols/groups/keys.py",
+        "n > grid.cells or alone",
+        "n > grid.cells",
+        ("tests/protocols/test_moshpit.py",),
+    ),
+    Sabotage(
         "Moshpit's recipe: nobody is ever away",
         "src/ragtag/recipes/moshpit/run.py",
         "gone = (drawn < case.p).tolist()",

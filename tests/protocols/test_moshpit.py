@@ -75,6 +75,17 @@ def test_a_half_empty_grid_is_left_for_random_groups() -> None:
     assert not keys[0].thin
 
 
+@given(st.integers(2, 130), st.integers(2, 9), st.integers(0, 99))
+def test_no_grid_leaves_a_peer_alone(n: int, group: int, seed: int) -> None:
+    """Each peer that averages in groups meets another in each round, as long as all views agree."""
+    view = View(range(n))
+    keys = [MoshpitKeys(me, seed, group) for me in view.peers]
+    for round_ in range(4):
+        sizes = groups(keys, view, round_)
+        assert 1 < min(sizes.values()) and max(sizes.values()) < 2 * group
+        assert sum(sizes.values()) == n
+
+
 def test_peers_whose_views_differ_in_one_peer_meet_in_the_same_random_groups() -> None:
     view = View(range(1000))
     without = view.left(137)

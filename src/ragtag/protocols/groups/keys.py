@@ -180,7 +180,6 @@ class MoshpitKeys:
         grid = self._fixed or grid_of(n, self._group)
         if grid != self._grid or view is not self._view:
             self._settle(grid, view)
-        self.thin = grid.thin(n) or n > grid.cells
         if self.thin:
             return self._random.place(round_, view)
         axis, cell = grid.axis(round_), self._cell
@@ -191,10 +190,14 @@ class MoshpitKeys:
         """Take a cell that no other peer takes, as long as views agree; a group gives peers of one cell two
         indices.
 
-        When peers come or go all take cells anew, so that each knows how many to expect on every line.
+        When peers come or go all take cells anew, so that each knows how many to expect on every line. A
+        grid is too thin also where that leaves a peer alone on its line: it would average with nobody each
+        time that this axis comes, as one of five on three by two cells does.
         """
         self._grid, self._view = grid, view
         cells, self._line_counts = view.cells_on(grid, self._seed)
+        n, alone = len(view), len(grid.sides) > 1 and any(1 in counts for counts in self._line_counts)
+        self.thin = grid.thin(n) or n > grid.cells or alone
         self._cell = grid.cell(int(cells[view.rank(self._me)]))
 
     def moved(self, round_: int, index: int | None) -> None:

@@ -861,6 +861,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         BOOKS,
     ),
     Sabotage(
+        "membership: a peer in trouble does not believe that another is dead",
+        "src/ragtag/protocols/membership/suspicion.py",
+        "return self.since_s + 2 * rto_s + shortest_s\n",
+        "return self.since_s + 2 * rto_s + doubt * shortest_s\n",
+        ("tests/protocols/test_member_view.py",),
+    ),
+    Sabotage(
+        "membership: a peer in trouble accuses others as soon",
+        "src/ragtag/protocols/membership/suspicion.py",
+        "rto_s + doubt * shortest_s * (1.0",
+        "rto_s + shortest_s * (1.0",
+        ("tests/protocols/test_member_view.py",),
+    ),
+    Sabotage(
         "Moshpit: the key is not advanced",
         "src/ragtag/protocols/groups/grid.py",
         "return round_ % len(self.sides)",

@@ -236,10 +236,10 @@ def test_pages_hold_all_the_living_once() -> None:
 
 def test_a_suspicion_that_others_share_is_shorter() -> None:
     suspicion = Suspicion(10.0, {1: None}, wanted=3, periods=4.0)
-    spans = [suspicion.until_s(1.0, 0.0) - 10.0]
+    spans = [suspicion.until_s(1.0, 1.0, 0.0) - 10.0]
     for accuser in (2, 2, 3, 4, 5):
         suspicion.add((accuser,))
-        spans.append(suspicion.until_s(1.0, 0.0) - 10.0)
+        spans.append(suspicion.until_s(1.0, 1.0, 0.0) - 10.0)
     assert spans[0] == 10.0 and spans[1] == spans[2] and spans[4] == spans[5] == 4.0
     assert spans == sorted(spans, reverse=True)
     # Lifeguard, section IV-B: max - (max - min) log(C + 1) / log(K + 1), with C = 1 of K = 3
@@ -248,8 +248,28 @@ def test_a_suspicion_that_others_share_is_shorter() -> None:
 
 def test_hearsay_of_a_death_needs_no_further_accusers() -> None:
     certain = Suspicion(0.0, {}, wanted=3, periods=4.0, certain=True)
-    assert certain.until_s(1.0, 0.5) == 5.0
-    assert replace(certain, certain=False).until_s(1.0, 0.5) == 11.0
+    assert certain.until_s(1.0, 1.0, 0.5) == 5.0
+    assert replace(certain, certain=False).until_s(1.0, 1.0, 0.5) == 11.0
+
+
+def test_a_peer_in_trouble_waits_longer_before_it_accuses_and_believes_others_as_soon() -> None:
+    """In groups of a few peers one that takes a dead peer for alive for longer meets nobody meanwhile."""
+    v = view(ENOUGH)
+    for name in "abc":
+        v.hear(record(name))
+    for _ in range(4):
+        v.health.worse()
+    v.accuse(v.entries["a"])  # its own accusation
+    v.hear(record("b", status=DEAD))  # what another has declared
+    v.core.now_s += 1.01 * shortest_periods(4)
+    v.judge(1.0)
+    assert [v.entries[name].member.status for name in "abc"] == [SUSPECT, DEAD, ALIVE]
+    v.core.now_s = 2.4 * 5.0 * shortest_periods(4)  # nobody shares it: two and a half times as long
+    v.judge(1.0)
+    assert v.entries["a"].member.status is SUSPECT
+    v.core.now_s = 2.6 * 5.0 * shortest_periods(4)
+    v.judge(1.0)
+    assert v.entries["a"].member.status is DEAD
 
 
 def test_how_many_and_how_long_follow_the_crews_size() -> None:

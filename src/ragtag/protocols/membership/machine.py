@@ -209,7 +209,7 @@ class Membership:
 
     def _turn(self) -> None:
         """A few times in each period: declare dead suspects whose time is over, and probe the next member."""
-        period_s = self.period_s * self._health.factor
+        period_s = self.period_s
         self._view.judge(period_s)
         self._prober.turn()
         self._slot += 1
@@ -218,7 +218,7 @@ class Membership:
             self._prober.knock()
             self._admission.ask_missing()
             self._persons.look()
-        self._core.after(period_s / self._core.limits.fanout, "slot")
+        self._core.after(period_s * self._health.factor / self._core.limits.fanout, "slot")
 
     def _leave(self) -> None:
         if self.me.status is not Status.LEFT:

@@ -54,11 +54,17 @@ class Suspicion:
                 self.accusers[accuser] = None
         return len(self.accusers) > before
 
-    def until_s(self, period_s: float, rto_s: float) -> float:
-        """When the suspect is declared dead. Its own round trip is added, as it may be far away."""
+    def until_s(self, period_s: float, doubt: float, rto_s: float) -> float:
+        """When the suspect is declared dead. Its own round trip is added, as it may be far away.
+
+        doubt: the part that this peer's own trouble may have in what it misses (``Health.factor``). It has
+            none in what another member has declared.
+        """
         shortest_s = self.periods * period_s
+        if self.certain:
+            return self.since_s + 2 * rto_s + shortest_s
         share = 0.0
-        if not self.certain and self.wanted:
+        if self.wanted:
             further = max(0, min(len(self.accusers) - 1, self.wanted))
             share = 1.0 - math.log(further + 1) / math.log(self.wanted + 1)
-        return self.since_s + 2 * rto_s + shortest_s * (1.0 + (_UNCONFIRMED - 1.0) * share)
+        return self.since_s + 2 * rto_s + doubt * shortest_s * (1.0 + (_UNCONFIRMED - 1.0) * share)

@@ -271,7 +271,7 @@ class View:
         for name in list(self.suspects):
             entry = self.entries[name]
             if entry.suspicion is not None and self.core.now_s >= entry.suspicion.until_s(
-                period_s, entry.rtt.rto_s
+                period_s, self.health.factor, entry.rtt.rto_s
             ):
                 self.bury(entry)
 

@@ -477,7 +477,8 @@ def Moshpit(group: int = 8, repair: bool = True) -> Averager:
 
     For crews of up to 1,024 peers. Averagers that let all average at once take 64.
 
-    group: peers in a group at most, 2 to 64. A crew of M^d peers in groups of M has one mean after d rounds.
+    group: peers in a group at most, 2 to 64, and fewer than twice as many where the grid is too thin: then
+        groups are random. A crew of M^d peers in groups of M has one mean after d rounds.
     repair: ask again for what is missing in a group while its deadline allows.
 
     Raises:

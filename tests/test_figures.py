@@ -246,7 +246,11 @@ def test_results_older_than_their_code_are_listed(figures: ModuleType, tmp_path:
     assert stored.commit(tmp_path) == at  # a stored result is no change of code
     git(tmp_path, "commit", "-qam", "result")
     at_result = git(tmp_path, "rev-parse", "--short=7", "HEAD")
-    (tmp_path / "src" / "code.py").write_text("fast = True\n")
+    code = tmp_path / "src" / "code.py"
+    code.write_text('"""What it is."""\n' + code.read_text().replace("\n", "  # why\n"))
+    assert "# why" in code.read_text()
+    assert made.age() == ([], [f"speed, at {at}"])  # nothing that Python runs is another
+    code.write_text("fast = True\n")
     assert stored.commit(tmp_path) == f"{at_result}-dirty"
     old = [f"speed, at {at}: 1 files of its code have changed since (1 in src/code.py)"]
     assert made.age() == (old, [])

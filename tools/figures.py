@@ -3,7 +3,8 @@
 ``python tools/figures.py`` writes them between the marks in README.md and docs, from the sentences in
 ``tools/figures.toml``. ``--check`` exits with 1 where a page differs from what the files give, where a
 sentence has a number that no file gives, or where a stored result's code is not named; it needs no git.
-``--age`` lists by git which results are older than their code, and exits with 1 where one is.
+``--age`` lists by git which results are older than their code, and exits with 1 where one is. Comments,
+docstrings and layout are no code there.
 
 A sentence has placeholders: an expression in Python's syntax, then a colon and Python's format.
 
@@ -34,6 +35,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -629,7 +631,7 @@ class Figures:
                 done = self._git(
                     "diff", "--name-only", re.split(r"[-+]", commit)[0], "--", *self.results.code(name)
                 )
-                files = done.stdout.splitlines()
+                files = [file for file in done.stdout.splitlines() if self._is_other_code(file, commit)]
                 if done.returncode:
                     old.append(f"{what}: git cannot compare: {done.stderr.strip().splitlines()[0]}")
                 elif files:
@@ -638,6 +640,13 @@ class Figures:
                 else:
                     new.append(what)
         return old, new
+
+    def _is_other_code(self, file: str, commit: str) -> bool:
+        """Whether a file that differs from a commit's does so in more than its words."""
+        path, then = self.root / file, self._git("show", f"{re.split(r'[-+]', commit)[0]}:{file}")
+        if path.suffix != ".py" or then.returncode or not path.exists():
+            return True
+        return wordless(then.stdout) != wordless(path.read_text("utf-8"))
 
     def _not_stored(self, name: str, commit: str) -> str:
         """Why the commit is not that at which these figures were stored."""
@@ -653,6 +662,22 @@ class Figures:
         return subprocess.run(
             command, cwd=self.root, capture_output=True, text=True, check=False, timeout=60.0
         )
+
+
+@cache  # most results are of the same files
+def wordless(source: str) -> str:
+    """What Python runs of a source: without comments, docstrings, free-standing texts and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [one for one in node.body if not is_text(one)]
+    return ast.dump(tree)
+
+
+def is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a text and nothing else."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def within(files: list[str], path: str) -> int:

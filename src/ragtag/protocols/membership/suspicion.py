@@ -57,8 +57,8 @@ class Suspicion:
     def until_s(self, period_s: float, doubt: float, rto_s: float) -> float:
         """When the suspect is declared dead. Its own round trip is added, as it may be far away.
 
-        doubt: the part that this peer's own trouble may have in what it misses (``Health.factor``). It has
-            none in what another member has declared.
+        doubt: by how many times this peer's own trouble prolongs its accusations (``Health.factor``), 1 or
+            more. It prolongs none that another member has declared.
         """
         shortest_s = self.periods * period_s
         if self.certain:

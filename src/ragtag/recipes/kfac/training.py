@@ -136,13 +136,15 @@ GRIDS: Mapping[str, tuple[Settings, ...]] = {
 }
 """As many settings for each method."""
 IMAGE_GRIDS: Mapping[str, tuple[Settings, ...]] = {
-    SGD_NAME: _grid(SGD_NAME, *({"lr": lr} for lr in (0.1, 0.2, 0.3, 0.45, 0.65, 0.9))),
+    SGD_NAME: _grid(SGD_NAME, *({"lr": lr} for lr in (0.1, 0.2, 0.25, 0.3, 0.45, 0.65, 0.9))),
     KFAC_NAME: _grid(
         KFAC_NAME,
-        *({"lr": lr, "damping": 0.1, "kl_clip": c} for c in (0.01, 0.03) for lr in (0.3, 0.6, 0.9)),
+        *({"lr": lr, "damping": 0.03, "kl_clip": 0.003} for lr in (0.15, 0.3, 0.6)),
+        *({"lr": 0.3, "damping": damping, "kl_clip": 0.003} for damping in (0.01, 0.1)),
+        *({"lr": 0.3, "damping": 0.03, "kl_clip": clip} for clip in (0.001, 0.01)),
     ),
 }
-"""The same for whole images, of the two methods that the claim is about, and with larger rates."""
+"""The same for whole images, of the two methods that the claim is about. K-FAC: one setting at a time."""
 
 
 def methods() -> list[str]:

@@ -150,6 +150,11 @@ class Plan:
         """K-FAC's steps."""
         return round(SHARE * self.steps)
 
+    @property
+    def settings_each(self) -> int:
+        """How many settings of a method are tried; of each as many."""
+        return len(self.grids[SGD_NAME])
+
     def length(self, method: str) -> int:
         """The steps at which a method is tuned."""
         return self.fewer if method == KFAC_NAME else self.steps
@@ -416,9 +421,8 @@ def tables(plan: Plan, results: Results) -> list[Table]:
             sweep.append((how.method, how.text, _range([r.accuracy for r in runs]), _loss(runs)))
         found.append(Table("The sweep", ("method", "settings", "accuracy", "loss"), tuple(sweep)))
     chosen = tuple((method, how.text) for method, how in results.tuned.items())
-    found.append(
-        Table("Settings", ("method", "the best of six" if plan.tuning_seeds else "tuned before"), chosen)
-    )
+    of = f"the best of {plan.settings_each}" if plan.tuning_seeds else "tuned before"
+    found.append(Table("Settings", ("method", of), chosen))
     return found
 
 
@@ -426,8 +430,8 @@ def notes(plan: Plan) -> list[str]:
     """What a reader has to know of these runs."""
     seeds = ", ".join(map(str, plan.tuning_seeds))
     tuned = (
-        f"Each method has six settings, each tried at the length at which it is judged (seeds: {seeds}); the "
-        "best mean accuracy counts, then the lowest loss."
+        f"Each method has {plan.settings_each} settings, each tried at the length at which it is judged "
+        f"(seeds: {seeds}); the best mean accuracy counts, then the lowest loss."
     )
     found = [*NOTES, *([tuned] if seeds else []), *(IN_CREWS if plan.worlds else ())]
     return found if set(EXTRAS) <= set(methods()) else [*found, NOT_THERE]

@@ -144,9 +144,9 @@ def test_it_trains_with_a_crew(
         monkeypatch.delenv(name, raising=False)
     peers, records = trained(framework, text, n, tmp_path)
     assert len(peers) == n
-    ahead = 16 * n * (framework == "transformers")  # Trainer stops by its steps, with a batch drawn ahead
+    left_out = 16 * n * (framework == "transformers")  # Trainer stops by its steps, not by epochs
     missed = SAMPLES * EPOCHS - sum(seen for seen, _ in peers)
-    assert 0 <= missed <= ahead, "together they use each sample once an epoch"
+    assert 0 <= missed <= left_out, "together they use each sample once an epoch"
     assert all(loss < 0.05 for _, loss in peers)
     left = [record for record in records if isinstance(record, trace.Leave) and record.peer >= 0]
     assert sorted(record.samples for record in left) == sorted(seen for seen, _ in peers)

@@ -628,10 +628,9 @@ class Figures:
                 if how != "at" and (doubt := self._not_stored(name, commit)):
                     old.append(f"{what}: {doubt}")
                     continue
-                done = self._git(
-                    "diff", "--name-only", re.split(r"[-+]", commit)[0], "--", *self.results.code(name)
-                )
-                files = [file for file in done.stdout.splitlines() if self._is_other_code(file, commit)]
+                clean = re.split(r"[-+]", commit)[0]
+                done = self._git("diff", "--name-only", clean, "--", *self.results.code(name))
+                files = [file for file in done.stdout.splitlines() if self._is_other_code(file, clean)]
                 if done.returncode:
                     old.append(f"{what}: git cannot compare: {done.stderr.strip().splitlines()[0]}")
                 elif files:
@@ -643,7 +642,7 @@ class Figures:
 
     def _is_other_code(self, file: str, commit: str) -> bool:
         """Whether a file that differs from a commit's does so in more than its words."""
-        path, then = self.root / file, self._git("show", f"{re.split(r'[-+]', commit)[0]}:{file}")
+        path, then = self.root / file, self._git("show", f"{commit}:{file}")
         if path.suffix != ".py" or then.returncode or not path.exists():
             return True
         return wordless(then.stdout) != wordless(path.read_text("utf-8"))

@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -126,13 +127,6 @@ def _answers_here(_: Any) -> Any:
     return answers
 
 
-def _believed_at_once(asked_from_next: Any) -> Any:
-    def twice(self: Waiting, peer: int) -> bool:
-        return asked_from_next(self, peer) or asked_from_next(self, peer)
-
-    return twice
-
-
 def _unsaid(end: Any) -> Any:
     def ended(self: Rounds, outcome: Any, lesson: Any) -> None:
         self._outrun = False
@@ -175,6 +169,29 @@ def _ahead_by_values(asked_from: Any) -> Any:
     return without
 
 
+def _believed_at_once(asked_from_next: Any) -> Any:
+    def twice(self: Waiting, peer: int) -> bool:
+        return asked_from_next(self, peer) or asked_from_next(self, peer)
+
+    return twice
+
+
+def _of_what_is_owed(count: Any) -> Any:
+    def counted(self: Waiting, now_s: float) -> Any:
+        self._of = Counter(peer for peer, _, _ in self.owed)
+        return count(self, now_s)
+
+    return counted
+
+
+def _as_if_all_asked_at_once(turn_over: Any) -> Any:
+    def turned(self: Waiting, now_s: float) -> None:
+        with patch.object(self, "silent", set[int]()):
+            turn_over(self, now_s)
+
+    return turned
+
+
 def _old_is_silence(_: Any) -> Any:
     def shows(self: Rounds, now_s: float, peer: int, number: int) -> bool:
         return number >= self.done
@@ -215,6 +232,18 @@ RULES: dict[str, Rule] = {
     "asking": Rule(
         "the few that are missing are asked whether they are there",
         *(Waiting, "look_around", nothing(list)),
+    ),
+    "of all": Rule(
+        "few are half of all that a stage waits for, and not of those that are missing when it begins",
+        *(Waiting, "count", _of_what_is_owed),
+    ),
+    "in the next": Rule(
+        "peers in the next round do not count among the few, and are asked",
+        *(Waiting, "in_next", nothing(list)),
+    ),
+    "at other times": Rule(
+        "where a peer is silent, others' averages have a question and its answer longer",
+        *(Waiting, "turn_over", _as_if_all_asked_at_once),
     ),
     "again": Rule(
         "those that answered, and still owe something, are asked once more",

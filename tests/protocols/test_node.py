@@ -365,13 +365,13 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
     """Peers that compute for seconds end tenths of one apart, however quick their lines are."""
 
     def next_s(computed_s: tuple[float, ...], late_s: float) -> float:
-        budgets, now_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001), 0.0), 0.0
+        budgets, now_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001)), 0.0
         for number, pause_s in enumerate(computed_s):
             now_s += pause_s
-            budgets.begin(number, now_s, False, None, ())
+            budgets.begin(number, now_s, 0.0, None, ())
             budgets.learn(replace(done, round=number), (), (done.scatter_s, done.gather_s))
         budgets.late(now_s + late_s, len(computed_s) - 1)
-        return budgets.begin(len(computed_s), now_s + computed_s[-1], False, None, ()).scatter_s
+        return budgets.begin(len(computed_s), now_s + computed_s[-1], 0.0, None, ()).scatter_s
 
     ones = np.ones(6, np.float32)
     done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
@@ -383,11 +383,11 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
 
 def test_peers_that_wait_for_each_other_teach_no_more_than_peers_of_one_round_are_apart() -> None:
     """In every other round a share comes just before the deadline."""
-    budgets, now_s, usual_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001), 0.0), 0.0, 0.001
+    budgets, now_s, usual_s = Budgets(Channel(rps, fp32, 6, 0.001, 0.001)), 0.0, 0.001
     ones = np.ones(6, np.float32)
     done = nobodys(0, np.zeros((6, 1), np.float32), ones, np.zeros(6, np.uint64), None)
     for number in range(40):
-        deadline_s = budgets.begin(number, now_s, False, None, ()).scatter_s
+        deadline_s = budgets.begin(number, now_s, 0.0, None, ()).scatter_s
         took_s = deadline_s if number % 2 else usual_s
         outcome = replace(done, round=number, waited_for=(1,), scatter_s=took_s)
         budgets.learn(outcome, (), (took_s, took_s))
@@ -798,6 +798,32 @@ def test_who_is_early_does_not_wait_beyond_a_callers_deadline() -> None:
     assert early(1.0, deadline_s=0.16).scatter_s == pytest.approx(0.16 - HEADROOM * 0.05)
 
 
+def test_the_first_round_of_a_channel_has_as_long_as_was_computed_since_peers_met_on_another() -> None:
+    """After 10 s of rounds on channel 0 the others come to the first one of channel 1 only after a second."""
+    n, rounds = 4, 100
+    world = World(n, rps, 20)
+    for node in world.nodes:
+        node.configure(1, Channel(rps, TINY, 20, 0.05, 0.005, 0.02))
+    own, ended = vectors(n, 20), []
+
+    def on_done(peer: int, outcome: Outcome) -> None:
+        ended.append(outcome)
+        if outcome.channel == 0 and outcome.round < rounds:
+            world.average(peer, own[peer], after_s=0.1)
+        elif outcome.channel == 0:
+            world.push(world.now_s + 0.1 + 1.0 * (peer > 0), peer, Average(1, own[peer], 1.0))
+
+    world.on_done = on_done
+    for peer in range(n):
+        world.average(peer, own[peer])
+    world.run()
+    first = next(
+        outcome for outcome in ended if outcome.channel == 1 and outcome.started_s < world.now_s - 0.5
+    )
+    assert first.started_s > 10.0 and first.missed == (1, 2, 3)
+    assert 0.1 < first.total_s < 0.5
+
+
 def after_a_freeze(frozen: tuple[int, ...], gave: bool, apart_s: float = 0.01) -> list[Outcome]:
     """Rounds of nine peers that begin one after the other; in the last one some freeze, when they have given
     their copies or before. What the others make of it.
@@ -830,14 +856,15 @@ def test_who_freezes_when_it_has_given_its_share_costs_no_scatter_deadline(froze
             assert outcome.gather_s <= 0.016 + 1e-9
 
 
-@pytest.mark.parametrize("frozen", [(8,), (7, 8)])
+@pytest.mark.parametrize("frozen", [(8,), (7, 8), (0, 1), (0, 1, 2)])
 def test_who_freezes_before_it_has_given_anything_costs_no_scatter_deadline(frozen: tuple[int, ...]) -> None:
-    """They are asked every 16 ms, and freeze 140 or 160 ms after the first one began, whose deadline is 1.5
-    times what such rounds take.
+    """They are asked every 16 ms. The first one begins 160 ms before the last one, and its deadline is 1.5
+    times what such rounds take. The last one begins when all are in but those that froze: it asks, too.
     """
-    for peer, outcome in enumerate(after_a_freeze(frozen, gave=False, apart_s=0.02)):
-        assert outcome.missed == frozen and heard(outcome) == set(range(9)) - set(frozen)
-        assert outcome.scatter_s <= 0.02 * (frozen[-1] - peer) + 2 * 0.016 + 0.004
+    living = [peer for peer in range(9) if peer not in frozen]
+    for peer, outcome in zip(living, after_a_freeze(frozen, gave=False, apart_s=0.02), strict=True):
+        assert outcome.missed == frozen and heard(outcome) == set(living)
+        assert outcome.scatter_s <= 0.02 * (8 - peer) + 2 * 0.016 + 0.004
 
 
 @pytest.mark.parametrize("loss", [0.1, 0.2])

@@ -39,8 +39,11 @@ RED = {
     "asked while early": "tests/protocols/test_early.py::"
     "test_who_is_far_too_early_is_with_the_others_again_in_the_next_round",
     "middle": f"{ASKING}peers_in_a_ring_of_cuts_find_out_after_what_the_middle_round_takes",
-    "never by question": f"{ASKING}who_lacks_all_averages_asks_nobody_and_goes_on_once_it_is_asked_twice",
-    "twice": f"{ASKING}what_comes_between_two_questions_of_the_next_round_counts",
+    "never by question": f"{ASKING}who_lacks_all_averages_asks_once_it_sees_others_in_the_next_round",
+    "twice": f"{ASKING}what_comes_after_the_first_question_counts",
+    "of all": f"{NODE}who_freezes_before_it_has_given_anything_costs_no_scatter_deadline",
+    "in the next": f"{ASKING}who_lacks_all_averages_asks_once_it_sees_others_in_the_next_round",
+    "at other times": f"{NODE}who_freezes_before_it_has_given_anything_costs_no_scatter_deadline",
     "which round": f"{ASKING}a_question_tells_which_round_the_others_are_in_but_for_one_that_is_made_up",
     "asks later": f"{NODE}a_peer_that_asks_in_a_later_round_has_left_this_one",
     "outrun": f"{NODE}who_was_told_that_a_message_comes_no_more_waits_for_nobody_that_is_a_round_ahead",

@@ -243,8 +243,9 @@ class FakeTransport:
         aside: frozenset[int] = frozenset(),
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> FakePending:
-        self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside, due))
+        self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside, due, number=number))
         return FakePending(self.crew, self.me, channel)
 
     def offer(

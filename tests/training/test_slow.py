@@ -49,6 +49,7 @@ class Scripted(FakeTransport):
         aside: frozenset[int] = frozenset(),
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> Scripted:
         self.offered.append((float(values.reshape(-1)[0]), weight, aside))
         self.values = values

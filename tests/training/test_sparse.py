@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +17,22 @@ from torch import nn
 from torch.nn import functional as F
 
 import ragtag
+from ragtag import schedules
 from ragtag.codecs.sparse.feedback import ErrorFeedback
 from ragtag.codecs.sparse.gather import add_rows
 from ragtag.codecs.sparse.pack import Values
 from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
+from ragtag.core.faults import Faults
 from ragtag.core.schema import SchemaMismatch
-from ragtag.core.types import Average, Gathered, Offer
+from ragtag.core.types import Average, Gathered, Offer, Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.groups.channel import Moshpit, RandomGroups
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
+from ragtag.schedules.base import Decision, Progress, Skip
+from ragtag.simulation.cost import ComputeCost
+from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
 from ragtag.training.exchange.compress import Compression, TopK
 from ragtag.training.exchange.sparse import SparseReplica
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -257,6 +263,50 @@ def test_models_are_averaged_densely_every_so_often_with_their_buffers() -> None
     assert sum(isinstance(ask, Average) for ask in crew.asked) == 2 * 3  # after rounds 0, 4 and 8
     for (name, one), other in zip(models[0].named_buffers(), models[1].buffers(), strict=True):
         assert torch.equal(one, other), name
+
+
+@dataclasses.dataclass(frozen=True)
+class Away:
+    """Averages at each step, of which the first ones go by without this peer."""
+
+    steps: int
+
+    def decide(self, progress: Progress) -> Decision:
+        return Skip() if progress.step <= self.steps else schedules.Average()
+
+
+def test_who_was_away_comes_to_the_same_average_of_whole_models_as_the_others() -> None:
+    """The last peer is away in the first ones. Would it begin with these, it would wait there for the others,
+    and they for it in the next round.
+    """
+    ways = {"compress": plain(ratio=0.1, resync=4)}
+    crew = SimulatedCrew(4, Faults(latency_s=0.005), 3, cost=ComputeCost(0.1, sigma=0.02, seed=3))
+    whole: list[tuple[int, int, float]] = []
+
+    def train(transport: SimulatedTransport) -> None:
+        model, me = net(), transport.me
+        away = Away(5 * (me == 3))
+        optimizer = CrewOptimizer(sgd(model), transport, model=model, schedule=away, **ways)  # type: ignore[arg-type]
+        dense = replica(optimizer)._whole
+        assert dense is not None
+        average = dense.average
+
+        def noted(*args: Any, **options: Any) -> Outcome:
+            outcome = average(*args, **options)
+            whole.append((me, outcome.round, outcome.total_s))
+            return outcome
+
+        dense.average = noted  # type: ignore[method-assign]
+        for step in range(14):
+            transport.compute()
+            loss_of(model, me, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    crew.run(train)
+    numbers = [{number for peer, number, _ in whole if peer == me} for me in range(4)]
+    assert len(numbers[3]) > 1 and all(numbers[3] < of for of in numbers[:3]) and 0 not in numbers[3]
+    assert max(took_s for _, number, took_s in whole if number in numbers[3]) < 0.1
 
 
 def test_averages_of_whole_models_have_the_deadline_of_their_step() -> None:

@@ -165,6 +165,9 @@ class Average:
 
     overlap_s: for how long this peer's trainer goes on before it asks for the outcome, as far as is known (0:
     it asks at once). Until then it costs nothing to wait.
+
+    number: which round it is, where the trainer numbers all rounds of the channel; -1: the channel does. What
+    the trainer leaves out between two numbers is nothing that this peer has to catch up with.
     """
 
     channel: int
@@ -174,6 +177,7 @@ class Average:
     aside: frozenset[PeerId] = frozenset()
     due: int = -1
     overlap_s: float = 0.0
+    number: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,10 +186,7 @@ class Offer:
 
     k is 0 to the channel's ``n_chunks``. The outcome has rows in place of a mean (``Outcome.gathered``).
 
-    ``rows`` must not change any more. ``deadline_s``, ``aside``, ``due``, ``overlap_s``: as in ``Average``.
-
-    number: which round it is, where the trainer numbers all rounds of the channel; -1: the channel does. What
-    the trainer leaves out between two numbers is nothing that this peer has to catch up with.
+    ``rows`` must not change any more. The rest is as in ``Average``.
     """
 
     channel: int

@@ -655,11 +655,14 @@ class SimulatedTransport(Posting):
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> SimulatedPending:
         """Begin the channel's next round."""
         # lines carry no copies, and a trainer may change its values once its own round is over
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due), overlaps)
+        return self._begin(
+            Average(channel, values.copy(), weight, deadline_s, aside, due, number=number), overlaps
+        )
 
     def offer(
         self,

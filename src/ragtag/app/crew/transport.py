@@ -219,9 +219,10 @@ class SoloTransport(Posting):
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> DonePending:
         """Average with nobody."""
-        return self._done(Average(channel, values, weight, deadline_s))
+        return self._done(Average(channel, values, weight, deadline_s, number=number))
 
     def newer(self, channel: int) -> bool:
         """Nobody else begins rounds."""
@@ -446,6 +447,7 @@ class DriverTransport:
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> DriverPending | DonePending:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
         if self._driver.lost_seat:
@@ -456,7 +458,7 @@ class DriverTransport:
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
             return DonePending(replace(none, members=members))
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(Average(channel, values, weight, deadline_s, aside, due), overlaps)
+        return self._begin(Average(channel, values, weight, deadline_s, aside, due, number=number), overlaps)
 
     def offer(
         self,

@@ -90,7 +90,9 @@ class Rounds:
     def __init__(self, opening: Opening, make: Callable[[Setting], Round]) -> None:
         self.me, self._number, self._crew, self._make = opening.me, opening.number, opening.crew, make
         self._channel = opening.channel
-        self.budgets = Budgets(opening.channel, opening.now_s)
+        self._ready_s = opening.now_s
+        """When others may have begun to compute for this channel's first round."""
+        self.budgets = Budgets(opening.channel)
         self.patience = Patience()
         self._reordering = Reordering()
         self.done = self.highest = -1
@@ -136,7 +138,7 @@ class Rounds:
     def probed(self, probe_s: float, now_s: float) -> None:
         """One exchange of the whole vector takes this long; peers begin from now on."""
         self._channel = replace(self._channel, probe_s=probe_s)
-        self.budgets = Budgets(self._channel, now_s)
+        self._ready_s, self.budgets = now_s, Budgets(self._channel)
 
     def resume(self, round_: int) -> None:
         """The next round comes after ``round_``, and this peer gives nothing in it (of each fragment)."""
@@ -291,13 +293,13 @@ class Rounds:
         recut = self._replan(number)
         machine = self._machine(number)
         rtts_s = self._crew.rtt_s.values()
+        computed_s = max(0.0, now_s - max(self._ready_s, self._crew.met_s))
         if self._serves and new:
-            self.budgets.others_computed(now_s)
-        first = new and ask.due <= 0
+            self.budgets.others_computed(computed_s)
         times = self.budgets.begin(
             number,
             now_s,
-            first,
+            computed_s if new and ask.due <= 0 else 0.0,
             ask.deadline_s,
             rtts_s,
             self._crew.trip_s,
@@ -366,7 +368,7 @@ class Rounds:
         Where the trainer numbers rounds, nothing that is heard of others changes that: its state is of this
         one, and those of the same state are in it. Nor is it one of its step's rounds (``StepOrder``).
         """
-        if isinstance(ask, Offer) and ask.number >= 0:
+        if ask.number >= 0:
             self._numbered = True
             return self._next(ask.number)
         number, steps = self._next(ask.due), self._crew.steps
@@ -557,6 +559,8 @@ class Rounds:
             self._count_rare(lesson.owed)
         owed = {peer: came for peer, came in lesson.owed.items() if peer not in self._aside}
         self._end(outcome, lesson)
+        if not self._alone:
+            self._crew.met_s = max(self._crew.met_s, outcome.started_s + outcome.total_s)
         self.budgets.learn(
             outcome,
             {peer for peer, came in owed.items() if came and peer not in lesson.in_vain},
@@ -643,8 +647,10 @@ class Rounds:
         """Peers are in this round: do not wait for those that are far enough ahead of the round here."""
         if self._moves_on(number, peers):
             return self._move_on(now_s)
-        if self.active is None or number <= self.active + (not self._behind):
+        if self.active is None or number <= self.active:
             return []
+        if number == self.active + 1 and not self._behind:
+            return self._settle(self.rounds[self.active].seen_in_next(now_s, peers))
         ahead = [peer for peer in peers if peer not in self._ahead and peer != self.me]
         return self._pass(now_s, ahead)
 

@@ -44,10 +44,10 @@ class StageTimes:
 
 
 class Budgets:
-    """The deadlines of a channel on one peer. ready_s: when others may have begun to compute for round 0."""
+    """The deadlines of a channel on one peer."""
 
-    def __init__(self, channel: Channel, ready_s: float) -> None:
-        self._channel, self._ready_s = channel, ready_s
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self.scatter = Deadline(channel.probe_s, headroom=HEADROOM)
         self.gather = Deadline(channel.probe_s, headroom=HEADROOM)
         self._now_s = (0.0, 0.0)
@@ -84,7 +84,7 @@ class Budgets:
         self,
         number: int,
         now_s: float,
-        first: bool,
+        computed_s: float,
         deadline_s: float | None,
         rtts_s: Iterable[float],
         trip_s: float = 0.0,
@@ -96,8 +96,8 @@ class Budgets:
 
         owns: others owe this peer shares. A client sees none come. It measures when averages come, from its
             round's beginning, and what it measures has the others' first stage in it.
-        first: it is the peer's first round. The peer knows how long it computed itself, and others may need
-            as long again.
+        computed_s: for how long this peer has computed, if this is its first round: others may need as long
+            again; else 0.
         deadline_s: bounds both stages together.
         overlap_s: for how long its trainer goes on meanwhile. It may scatter at no cost for as long, less
             what averages take to come back.
@@ -117,8 +117,7 @@ class Budgets:
             scatter_s = max(free_s, self.scatter.floor_s if due else scatter_s)
         if not owns:
             scatter_s = 0.0
-        if first:
-            scatter_s += self._channel.averager.patience * (now_s - self._ready_s)
+        scatter_s += self._channel.averager.patience * computed_s
         if deadline_s is not None:
             scatter_s = min(scatter_s, deadline_s / 2)
             gather_s = min(gather_s, deadline_s - scatter_s)
@@ -133,13 +132,13 @@ class Budgets:
             return StageTimes(scatter_s, gather_s, left_s=0.0)
         return StageTimes(scatter_s, gather_s, left_s, cycle_s)
 
-    def others_computed(self, now_s: float) -> None:
-        """At an auxiliary, whose first round begins: the first peer that gives has computed since it could.
+    def others_computed(self, computed_s: float) -> None:
+        """At an auxiliary, whose first round begins: the first peer that gives has computed for so long.
 
         A peer that gives has measured an exchange by a probe. An auxiliary knows no more than a round trip,
         and would need some rounds to learn how far apart those come that compute.
         """
-        self._computed_s.append(now_s - self._ready_s)
+        self._computed_s.append(computed_s)
 
     def learn(self, outcome: Outcome, slow: Collection[PeerId], came_s: tuple[float, float]) -> None:
         """A round's time teaches how long the next may take.

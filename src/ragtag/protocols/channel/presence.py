@@ -7,6 +7,7 @@ its blocks go to other owners. Anything heard from it brings it back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from ragtag.core.types import Effect, Noted, PeerId, Role
@@ -265,6 +266,7 @@ class Crew:
     rtt_s, shortest_s: measured round trips, by peer: usual ones with a margin, and the shortest.
     rate_bytes_per_s: what the ways there deliver, of those where that was measured.
     computed_s: how long this peer usually computes between two rounds, by the number of their channel.
+    met_s: when a round with others ended here last, in any channel: they have computed since then.
     plans: who owns which share of a channel, where that was planned.
     steps: how the rounds of this peer's steps are numbered.
     """
@@ -282,6 +284,7 @@ class Crew:
         self.shortest_s: dict[PeerId, float] = {}
         self.rate_bytes_per_s: dict[PeerId, float] = {}
         self.computed_s: dict[int, float] = {}
+        self.met_s = -math.inf
         self.plans = Plans()
         self.steps = StepOrder()
         self.elsewhere: Callable[[int], frozenset[PeerId]] = lambda channel: frozenset()

@@ -55,6 +55,8 @@ WITNESSES = 2
 others, and its line alone may have lost the share that is still on its way here."""
 Share = tuple[PeerId, int, int]
 """A message that a peer owes: the peer, and the message's stage and block."""
+_ASKING = -1
+"""So few shares are never missing: timers ask for them already."""
 _NONE = "", ""
 _TIMERS = _NONE, ("ask scatter", "answer scatter"), ("ask gather", "answer gather"), _NONE
 """Timers, by the stage to which they belong: to ask, and to see which peers have answered."""
@@ -127,7 +129,11 @@ class Waiting:
         """Peers, and blocks of this one whose shares they send to another."""
         self._told: dict[PeerId, int] = {}
         """The contributors to an owner's average, a bit each, by the owner."""
-        self._few = 0
+        self._of: Counter[PeerId] = Counter()
+        """How many shares this stage waits for, those that are in among them, by the peer."""
+        self._in_next: set[PeerId] = set()
+        """Peers that have begun the next round."""
+        self._few = _ASKING
         self._grace_s = 0.0
         self._began_s = self._enough_s = math.inf
 
@@ -149,13 +155,19 @@ class Waiting:
 
     def turn_over(self, now_s: float) -> None:
         """The second stage begins. Its budget counts from the first one's deadline, as another owner may
-        reduce as late as that.
+        reduce as late as that. Where a peer was silent others find that out later by up to a question and its
+        answer, as each asks at times of its own.
         """
-        self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s
+        others_s = self._usual_s + self._answer_s if self.silent else 0.0
+        self.stage, self.until_s = GATHERING, max(now_s, self.until_s) + self.begun.gather_s + others_s
+        self._of.clear()
 
-    def owe(self, share: Share) -> None:
-        """Wait for a share from now on, unless it goes to another owner, or its peer is past the round."""
+    def owe(self, share: Share, is_in: bool = False) -> None:
+        """Wait for a share, unless it is in, goes to another owner, or its peer is past the round."""
         peer, stage, block = share
+        if is_in:
+            self._of[peer] += 1
+            return
         if peer in self.apart:
             self._missed.add(peer)
             self.vain.add(peer)
@@ -165,6 +177,7 @@ class Waiting:
                 return
         elif peer not in self._awaited or self._is_silent(peer):
             return
+        self._of[peer] += 1
         self.owed.add(share)
 
     def _is_silent(self, peer: PeerId) -> bool:
@@ -295,20 +308,29 @@ class Waiting:
     # -- Asking
 
     def count(self, now_s: float) -> list[Effect]:
-        """A stage begins: few shares are half of those waited for now, or as many as one peer owes.
+        """A stage begins: few shares are half of all that it waits for, or as many as one peer owes.
 
-        Where all came from a meeting, any number is.
+        Those that are in count among them: they show that this peer is not early. Where all came from a
+        meeting, any number is few.
         """
-        each = Counter(peer for peer, _, _ in self.owed)
-        self._few = len(self.owed) if self.begun.met else max(len(self.owed) // 2, *each.values())
+        few = max(self._of.total() // 2, *self._of.values())
+        self._few = len(self.owed) if self.begun.met else few
         return self.look_around(now_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
-        """Where only few shares are missing: ask their peers whether they are there, after a while."""
-        if not 0 < len(self.owed) <= self._few:
+        """Where only few shares are missing: ask their peers whether they are there, after a while.
+
+        A peer that has begun the next round does not come late, so its shares are not among the few.
+        """
+        if not self.owed or sum(share[0] not in self._in_next for share in self.owed) > self._few:
             return []
-        self._few = 0  # from here on timers ask
+        self._few = _ASKING
         return self._arm(now_s, 0, self._usual_s)
+
+    def in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
+        """These have begun the next round."""
+        self._in_next.update(peers)
+        return self.look_around(now_s)
 
     def wants_more(self, now_s: float) -> list[Effect] | None:
         """Most peers' shares are missing at the first deadline, or a quorum is: wait as long again, once.
@@ -329,7 +351,7 @@ class Waiting:
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
         self._grace_s = 0.0
         effects: list[Effect] = [Arm(self._spec.timer("scatter" if owns else "gather"), self.until_s)]
-        self._few = 0
+        self._few = _ASKING
         effects += self._ask(self.until_s)
         return effects + self._arm(now_s, 1, self._answer_s)
 

@@ -11,7 +11,7 @@ its next rounds, too. In a crew of two or three the others may well be dead, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
@@ -166,6 +166,10 @@ class Stages:
         """Wait for a peer no longer: what has not come from it was lost."""
         self.waiting.passed(peer)
         return self.waiting.look_around(now_s) if self.waiting.owed else self._advance(now_s)
+
+    def seen_in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
+        """Peers have begun the next round: they are not late, and may have ended this one."""
+        return self.waiting.in_next(now_s, peers)
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
@@ -397,5 +401,4 @@ class Stages:
         return sorted(self.spec.members - self.spec.auxiliary - {me}, key=lambda peer: (peer - me) % n)
 
     def _wait_for(self, share: Share, incoming: Incoming | None) -> None:
-        if incoming is None or not self.spec.is_in(incoming):
-            self.waiting.owe(share)
+        self.waiting.owe(share, incoming is not None and self.spec.is_in(incoming))

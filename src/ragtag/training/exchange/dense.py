@@ -105,15 +105,19 @@ class Replica:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
+        number: int = -1,
     ) -> Outcome:
         """One round, from flattening to copying back. Where no average came the own values stay.
 
         aside: peers that the round does not wait for.
         due: the round that is due, where this peer can tell.
+        number: of the round, where the caller numbers all.
 
         Raises NotFinite, naming the tensor, before anything is sent, when a value is NaN or infinite.
         """
-        return self._take(self._start(self._flatten(weight), weight, deadline_s, aside, due).wait())
+        return self._take(
+            self._start(self._flatten(weight), weight, deadline_s, aside, due, number=number).wait()
+        )
 
     def begin(
         self, weight: float = 1.0, deadline_s: float | None = None, aside: frozenset[PeerId] = frozenset()
@@ -199,9 +203,12 @@ class Replica:
         aside: frozenset[PeerId],
         due: int = -1,
         overlaps: bool = False,
+        number: int = -1,
     ) -> Pending:
         self._weight = require_weight(weight)
-        return self._transport.start(self._channel, values, self._weight, deadline_s, aside, due, overlaps)
+        return self._transport.start(
+            self._channel, values, self._weight, deadline_s, aside, due, overlaps, number
+        )
 
     def _take(self, outcome: Outcome, kept: float = 0.0, sent: Floats | None = None) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)

@@ -170,7 +170,7 @@ class SparseReplica:
         self._leaps.took(outcome, self._mean)
         self.bucket.restore(self._moved().reshape(self.bucket.values.shape), _all(self.bucket))
         if self._whole is not None and outcome.round % self.compress.resync == 0:
-            self._average_densely(weight, deadline_s)
+            self._average_densely(outcome.round // self.compress.resync, weight, deadline_s)
             dense = True
         if self._bypass is not None:
             self._bypass.ended(outcome.round, dense)
@@ -349,9 +349,10 @@ class SparseReplica:
             add_rows(scratch, rows, np.ones(len(rows), np.float32), self.compress.values)
         self._bypass.added(self._transport.now_s() - began_s)
 
-    def _average_densely(self, weight: float, deadline_s: float | None) -> None:
+    def _average_densely(self, number: int, weight: float, deadline_s: float | None) -> None:
         assert self._whole is not None
-        outcome = self._whole.average(weight, deadline_s)
+        # by the round's number: a peer that was away from some would else wait in one that is long over
+        outcome = self._whole.average(weight, deadline_s, number=number)
         if self._bypass is not None:
             self._bypass.sent_whole(self._whole.bucket.values.nbytes, outcome)
         self.anchor_here()

@@ -16,11 +16,11 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | not in a probe |
 
 Where only a few shares are missing their peers are asked (``asking``), again and again; where most are, from
-the first deadline on, as a peer that is early would else ask all others in each round. A peer that does not
-answer in the time that the second stage usually takes is frozen, dead or cut off. One that answers may
-compute, or wait itself, until the deadline. A peer that has ended the round, or assigns the blocks otherwise,
-says so. Unless its share comes in the time for an answer, it is waited for no longer, and no deadline grows
-by that.
+the first deadline on, as a peer that is early would else ask all others in each round. Those that are in the
+next round are not late, and do not count among the missing. A peer that does not answer in the time that the
+second stage usually takes is frozen, dead or cut off. One that answers may compute, or wait itself, until the
+deadline. A peer that has ended the round, or assigns the blocks otherwise, says so. Unless its share comes in
+the time for an answer, it is waited for no longer, and no deadline grows by that.
 
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round

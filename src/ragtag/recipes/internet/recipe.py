@@ -41,8 +41,8 @@ NOTES = (
     f"Peers run a user's training loop in virtual time: a step takes .1 s (a fifth more or less), lines have "
     f"an RTT of 100 ms and 100 Mbit/s. All recipes take H = {H} local steps from one average of a value to "
     "the next, the same inner AdamW and learning rate (MuLoCo: Muon for matrices). Outer settings are those "
-    f"of the papers, but for {SHORT}: its rate and share of values are the best of ten tried by hand with "
-    "seed 0.",
+    f"of the papers, but for {SHORT}: its rate, momentum, decay and share of values are the best of "
+    "seventeen tried by hand with seed 0.",
     "A peer that is missing from a round computes on, and is cut off from all others from when that average "
     "is due until its next one is. Who is missing when is drawn from the seed, alike for all recipes with as "
     "many averages.",

@@ -30,12 +30,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.stored import how
+from ragtag.recipes.dedloc.training import (
+    CALM,
+    HELD_OUT,
+    CrewSetup,
+    drawn_samples,
+    first_model,
+    large_batch,
+)
 
 RESULTS = Path(__file__).parent / "results" / "volunteers.json"
 PEERS, TARGET, BATCH, BATCH_S, LIMIT_S = 8, 1024, 16, 0.1, 240.0
 """BATCH_S: what a batch takes on a peer of speed 1."""
 LOSS = "loss=0.02"
 POLL_S = 0.02
+
+
+def setup(steps: int) -> CrewSetup:
+    """The crew, as the recipe has it."""
+    return CrewSetup(PEERS, TARGET, BATCH, steps, change=steps)
 
 
 def until(folder: Path, what: str) -> str:
@@ -66,11 +79,10 @@ def peer(folder: Path, seed: int, steps: int, number: int) -> None:
     import ragtag
     import ragtag.app.join  # (`ragtag.join` imports it at first use)
     from ragtag.core.seed import generator
-    from ragtag.recipes.dedloc.training import HELD_OUT, drawn_samples, first_model
 
     torch.set_num_threads(1)
     judges = drawn_samples(0, -1, 0, HELD_OUT)
-    model, sgd = first_model()
+    model, sgd = first_model(setup(steps).hidden)
     if number >= 0:
         told(folder, f"warm.{number}", str(os.getpid()))
         until(folder, f"turn.{number}")
@@ -96,12 +108,11 @@ def peer(folder: Path, seed: int, steps: int, number: int) -> None:
             at += 1
             if began_at < 0 and optimizer.samples.counted > 0:
                 began_at = crew.step
-                told(folder, f"in.{me}", str(began_at))
             if me == 0 and crew.step not in losses:
                 with torch.no_grad():
                     losses[crew.step] = float(F.cross_entropy(model(judges[0]), judges[1]))
                 told(folder, "step", str(crew.step))
-        finished = crew.finish()
+        crew.finish()
         account = optimizer.samples
         assert account is not None
         ended = {
@@ -114,7 +125,6 @@ def peer(folder: Path, seed: int, steps: int, number: int) -> None:
                 "dropped": dict(account.dropped),
             },
             "goodput": account.goodput,
-            "alike": finished.alike,
             "model": parameters_to_vector(model.parameters()).tolist(),
         }
         told(folder, f"peer.{me}", json.dumps(ended))
@@ -122,12 +132,10 @@ def peer(folder: Path, seed: int, steps: int, number: int) -> None:
 
 def crew(seed: int, steps: int, every: int) -> dict[str, Any]:
     """One crew; what came of it."""
-    from ragtag.recipes.dedloc.training import CALM, CrewSetup
-
     changes = list(range(every, steps, every))
     if len(changes) >= PEERS:
         raise SystemExit(f"{len(changes)} peers would die, and there are {PEERS}: take fewer steps")
-    speeds = CrewSetup(PEERS, TARGET, BATCH, steps, every).speeds(CALM)
+    speeds = setup(steps).speeds(CALM)
     speeds += speeds[1 : 1 + len(changes)]  # one that comes is as fast as the one that dies then
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -183,7 +191,7 @@ def crew(seed: int, steps: int, every: int) -> dict[str, Any]:
 def measured(ended: dict[int, Any], changes: list[int], seed: int, took_s: float) -> dict[str, Any]:
     """What those that ended have told."""
     samples = [one["samples"] for one in ended.values()]
-    whole = {name: sum(each[name] for each in samples) for name in ("computed", "counted", "pending")}
+    computed = sum(each["computed"] for each in samples)
     dropped = sum(sum(each["dropped"].values()) for each in samples)
     unaccounted = max(
         abs(each["computed"] - each["counted"] - each["pending"] - sum(each["dropped"].values()))
@@ -197,12 +205,11 @@ def measured(ended: dict[int, Any], changes: list[int], seed: int, took_s: float
         "seed": seed,
         "losses": {int(step): loss for step, loss in ended[0]["losses"].items()},
         "took_s": took_s,
-        "dropped": dropped / whole["computed"],
+        "dropped": dropped / computed,
         "unaccounted": unaccounted,
         "steps_to_come": [ended[PEERS + n]["in_at"] - at for n, at in enumerate(changes)],
         "goodput": fmean(one["goodput"] for one in ended.values()),
         "apart": apart,
-        "alike": all(one["alike"] for one in ended.values()),
     }
     print(
         f"seed {seed}: {len(row['losses'])} steps seen at peer 0 in {took_s:.0f} s; {row['dropped']:.2%} of "
@@ -218,9 +225,8 @@ def windows(rows: list[dict[str, Any]], steps: int) -> list[dict[str, float]]:
     """Each window's loss, by its mean over seeds, beside the band of one process with the large batch."""
     from ragtag.recipes.dedloc.compare import WINDOW, spans
     from ragtag.recipes.dedloc.recipe import ALONE, BAND_SEED
-    from ragtag.recipes.dedloc.training import large_batch
 
-    band = spans([large_batch(BAND_SEED + seed, steps, TARGET) for seed in range(ALONE)])
+    band = spans([large_batch(setup(steps), BAND_SEED + seed) for seed in range(ALONE)])
     found = []
     for at, span in enumerate(band):
         seen = [

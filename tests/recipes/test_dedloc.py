@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ragtag.codecs.dense import fp32
+from ragtag.core.wire import n_chunks
 from ragtag.optim import roles
 from ragtag.recipes import RECIPES
 from ragtag.recipes.base import Row
@@ -32,6 +34,7 @@ from ragtag.recipes.dedloc.training import (
     CrewRun,
     CrewSetup,
     crew_run,
+    first_model,
     large_batch,
     window_means,
 )
@@ -157,6 +160,9 @@ def test_where_members_change_as_many_come_as_die_and_no_more_than_there_are_sea
     until_s = 35 * setup.step_s(CHANGING)
     assert setup.computable(CHANGING, until_s) == pytest.approx(35 * 1024), "one goes as one comes"
     large = CrewSetup(peers=64, target=4096, batch=16, steps=40, change=5)
+    for each in (setup, large):
+        values = sum(parameter.numel() for parameter in first_model(each.hidden)[0].parameters())
+        assert n_chunks(values, fp32.elements) == each.peers, "each peer owns a chunk"
     assert (large.founders(CHANGING), len(large.comes(CHANGING))) == (52, 12)
     assert len({crash.at_s for crash in large.faults(CHANGING).crashes}) == 3
 
@@ -175,7 +181,7 @@ def test_a_crew_takes_the_large_batchs_steps(broken: bool, monkeypatch: pytest.M
 
         monkeypatch.setattr(Gradients, "apply", longer)
     found = crew_run(setup, GATHERS, CALM, 1)
-    apart = abs(window_means(found.losses, 10)[0] - window_means(large_batch(7, 10, 256), 10)[0])
+    apart = abs(window_means(found.losses, 10)[0] - window_means(large_batch(setup, 7), 10)[0])
     assert (apart > 0.003) is broken
     assert found.unaccounted == 0.0 and found.survivors == 4
     assert (found.replay_apart > compare.REPLAYED) is broken
@@ -196,7 +202,7 @@ def test_steps_of_half_of_their_samples_are_told_apart(broken: bool, monkeypatch
 
         monkeypatch.setattr(Gradients, "_gather", every_other)
     setup = CrewSetup(peers=4, target=256, batch=16, steps=10, change=4)
-    alone = [large_batch(seed, setup.steps, setup.target) for seed in range(5)]
+    alone = [large_batch(setup, seed) for seed in range(5)]
     found = crew_run(setup, GATHERS, CALM, 1)
     assert outside_band([found], alone) == 0
     assert (found.replay_apart > compare.REPLAYED) is broken
@@ -205,10 +211,10 @@ def test_steps_of_half_of_their_samples_are_told_apart(broken: bool, monkeypatch
 @pytest.mark.slow
 def test_the_loss_against_steps_is_that_of_one_process_with_the_large_batch() -> None:
     setup = CrewSetup(peers=8, target=1024, batch=16, steps=40, change=10)
-    alone = [large_batch(recipe.BAND_SEED + seed, setup.steps, setup.target) for seed in range(5)]
-    found = crew_run(setup, GATHERS, FAULTY, 1)
+    alone = [large_batch(setup, recipe.BAND_SEED + seed) for seed in range(5)]
+    found = crew_run(setup, GATHERS, FAULTY, 0)
     assert outside_band([found], alone) == 0 and found.survivors == 8 - 3
-    found = crew_run(setup, GATHERS, CHANGING, 1)
+    found = crew_run(setup, GATHERS, CHANGING, 0)
     assert outside_band([found], alone) == 0 and found.survivors == 8
     assert found.used > 0.7, "what comes in holds nobody up"
 

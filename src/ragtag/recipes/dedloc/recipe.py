@@ -32,7 +32,7 @@ ALONE = 5
 """So many of these."""
 NOTES = (
     "Crews train in virtual time; peers are users' optimizers, and each sample is used once. Losses and "
-    "times are seen at peer 0, which neither dies nor freezes.",
+    "times are seen at peer 0, which neither dies nor freezes. The model has a chunk for each peer to own.",
     "A window is within the band where a crew's loss, a mean over ten steps and its seeds, is no further "
     "out than the lowest and the highest of one process's seeds and their standard deviation. That does not "
     "tell steps of half as many samples apart: so a calm crew is held, too, to one process on the very "
@@ -133,8 +133,7 @@ def run_parts(parts: Parts, jobs: int, progress: Progress | None, out: Path) -> 
         for seed in seeds
     ]
     calls += [
-        Job(f"one process, seed {seed}", large_batch, (BAND_SEED + seed, crew.steps, crew.target))
-        for seed in range(parts.alone)
+        Job(f"one process, seed {seed}", large_batch, (crew, BAND_SEED + seed)) for seed in range(parts.alone)
     ]
     left = iter(run_jobs(calls, jobs, progress, out))
     mixes = [next(left) for _ in MIXES]

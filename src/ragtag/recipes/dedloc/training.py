@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ragtag.codecs.dense import fp32
 from ragtag.core import seed as random
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
 from ragtag.core.types import PEERS_MAX, Outcome, PeerId
@@ -35,8 +36,9 @@ CALM, FAULTY = "calm", "peers die and freeze, 2 % lost"
 CHANGING = "members change every 10 steps, 2 % lost"
 CHANGE = 10
 """After so many steps some members die, and as many others come."""
-INPUTS, HIDDEN, CLASSES = 16, 64, 4
-RATE, MOMENTUM = 0.02, 0.9
+INPUTS, CLASSES = 16, 4
+RATE, MOMENTUM = 2.0, 0.9
+"""RATE: over the hidden units, as with the same rate a wider network's outputs move farther."""
 SAMPLE_S = 0.02
 """What a sample takes on a peer of speed 1; the fastest peer has speed 4."""
 JITTER = 0.2
@@ -62,6 +64,11 @@ class CrewSetup:
     batch: int
     steps: int
     change: int
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of the model: so many that it has a chunk for each peer to own, and no more."""
+        return (self.peers * fp32.elements - CLASSES) // (INPUTS + 1 + CLASSES)
 
     def changes(self, world: str) -> list[int]:
         """Before which steps a member dies and another comes: where members change, one of sixteen each time.
@@ -211,23 +218,24 @@ def drawn_samples(seed: int, whose: int, at: int, n: int) -> tuple[Tensor, Tenso
     return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def first_model() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model that all begin with, and its optimizer."""
+def first_model(hidden: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model that all begin with, with so many hidden units, and its optimizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.stream_key(0, "dedloc model") % (1 << 63))
-        model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
-    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        model = nn.Sequential(nn.Linear(INPUTS, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES))
+    return model, torch.optim.SGD(model.parameters(), lr=RATE / hidden, momentum=MOMENTUM)
 
 
-def large_batch(seed: int, steps: int, target: int) -> list[float]:
+def large_batch(setup: CrewSetup, seed: int) -> list[float]:
     """The loss on samples held out after each step of one process with the large batch."""
-    return _alone(drawn_samples(seed, -2, step, target) for step in range(steps))
+    batches = (drawn_samples(seed, -2, step, setup.target) for step in range(setup.steps))
+    return _alone(batches, setup.hidden)
 
 
-def _alone(batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+def _alone(batches: Iterable[tuple[Tensor, Tensor]], hidden: int) -> list[float]:
     """The loss on samples held out after each step of one process."""
     torch.set_num_threads(1)
-    model, sgd = first_model()
+    model, sgd = first_model(hidden)
     judges = drawn_samples(0, -1, 0, HELD_OUT)
     losses = []
     for x, y in batches:
@@ -263,7 +271,7 @@ class CountedBatches:
 
     def replay(self) -> list[float]:
         """The loss after each step of one process that takes these samples."""
-        return _alone(self._samples(step) for step in range(self._setup.steps))
+        return _alone((self._samples(step) for step in range(self._setup.steps)), self._setup.hidden)
 
     def _samples(self, step: int) -> tuple[Tensor, Tensor]:
         drawn = [
@@ -284,7 +292,7 @@ def crew_run(setup: CrewSetup, rule: str, world: str, seed: int) -> CrewRun:
     shared = CountedBatches(setup, seed)
 
     def train(peer: SimulatedTransport) -> Account | None:
-        model, sgd = first_model()
+        model, sgd = first_model(setup.hidden)
         how: dict[str, Any] = {"method": "allreduce", "average": "gradients", "seed": seed}
         batches = 1
         if rule == GATHERS:

@@ -70,7 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
     SHORT: {
         "every": H,
         "outer": Outer(lr=0.7, momentum=0.8),
-        "compress": TopK(1200 / CHUNK, "chunked", "2bit", decay=0.98, resync=0, bypass=False),
+        "compress": TopK(1600 / CHUNK, "chunked", "2bit", decay=0.98, resync=0, bypass=False),
     },
     NOLOCO: {
         "every": H,
@@ -90,10 +90,9 @@ WAYS: dict[str, dict[str, Any]] = {
 """What ``crew.optimizer`` is asked for. SparseLoCo's settings are those of a run of 72 billion values.
 For a short run its steps are less sparse, and DiLoCo's outer momentum stays: by .4, without momentum, a
 step is a twentieth of what DiLoCo's come to, and of a 64th of the values each is sent about once in 80
-averages. MuLoCo's inner
-optimizers are Muon for the matrices of the layers and AdamW for the rest, each with averages of its own.
-Decoupled DiLoCo's learners run on their own clocks: none waits for an average. The first that is due
-begins one, and others bring what they have by then."""
+averages. MuLoCo's inner optimizers are Muon for the matrices of the layers and AdamW for the rest, each with
+averages of its own. Decoupled DiLoCo's learners run on their own clocks: none waits for an average. The first
+that is due begins one, and others bring what they have by then."""
 
 
 def every_of(way: str) -> int:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ragtag.recipes.jobs import Job, run_jobs
 
@@ -25,6 +26,18 @@ def test_results_come_in_order_and_progress_is_told(processes: int) -> None:
     assert [(done, total) for done, total, _ in told] == [(i + 1, 4) for i in range(4)]
     assert {name for _, _, name in told} == {job.name for job in jobs}
     assert all((pid == os.getpid()) == (processes == 1) for _, pid in results)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_computes_in_one_thread(processes: int) -> None:
+    """Threads of processes that share cores spin for each other."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        jobs = [Job(f"job {x}", torch.get_num_threads, ()) for x in range(2)]
+        assert run_jobs(jobs, processes) == [1, 1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +57,9 @@ def run_jobs(
         tell(len(results), len(jobs), jobs[i].name)
 
     if processes <= 1 or len(left) <= 1:
-        for i in left:
-            done(i, jobs[i].function(*jobs[i].arguments))
+        with _one_thread():
+            for i in left:
+                done(i, jobs[i].function(*jobs[i].arguments))
     else:
         _run_side_by_side(jobs, left, processes, done)
     return [results[i] for i in range(len(jobs))]
@@ -84,6 +86,20 @@ def _run_side_by_side(
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread, as a process of the pool does: two that share a core spin for each other."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
+    try:
+        if torch:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(before)
 
 
 def _end_with_parent() -> None:

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import select
 import subprocess
@@ -44,6 +45,12 @@ def test_each_computes_in_one_thread(processes: int) -> None:
 def test_a_job_that_raises_raises_here(processes: int) -> None:
     with pytest.raises(ValueError, match="this job fails"):
         run_jobs([Job("good", _square, (1,)), Job("bad", _fail, ())], processes)
+
+
+def test_no_worker_is_left_at_the_end() -> None:
+    """What they used counts as used here once they have ended."""
+    run_jobs([Job(f"job {x}", _square, (x,)) for x in range(2)], 2)
+    assert not multiprocessing.active_children()
 
 
 def test_a_job_that_raises_ends_those_beside_it() -> None:

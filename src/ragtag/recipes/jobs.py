@@ -83,9 +83,9 @@ def _run_side_by_side(
     except BaseException:
         for process in list(pool._processes.values()):  # else Python would wait for them at its end
             process.terminate()
-        raise
-    finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()  # what they used counts as used here once they have ended
 
 
 @contextmanager

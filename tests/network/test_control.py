@@ -11,6 +11,7 @@ import pytest
 
 from ragtag.core.seed import generator
 from ragtag.network.control import path as paths
+from ragtag.network.control.bbr import Bbr
 from ragtag.network.control.controller import WINDOW_FIRST, Delivery
 from ragtag.network.control.path import TRAINS_MAX, Path
 from ragtag.network.control.window import WINDOW_MIN, LossWindow
@@ -106,6 +107,17 @@ def test_what_is_under_way_counts_against_the_window() -> None:
     assert path.allowance == 0
     path.on_ack(1.0, 70, 70, 1000)
     assert path.in_flight == 30
+
+
+def test_an_answer_by_the_clock_of_the_turn_in_which_its_datagram_left_tells_of_no_round_trip() -> None:
+    """Nothing may be divided by a round trip of no time."""
+    path = Path(Bbr())
+    path.send(1.0, 4)
+    path.on_ack(1.0, path.sent, path.sent, 1000)
+    assert (path.in_flight, path.srtt_s, path.min_rtt_s) == (0, 0.0, math.inf)
+    path.send(1.1, 4)
+    path.on_ack(1.1 + RTT_S, path.sent, path.sent, 1000)
+    assert (path.srtt_s, path.min_rtt_s) == pytest.approx((RTT_S, RTT_S))
 
 
 @pytest.mark.parametrize("p", [0.01, 0.02, 0.05, 0.1, 0.3])

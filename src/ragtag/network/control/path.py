@@ -208,8 +208,8 @@ class Path:
         ends = self._ends_silence(now_s)
         left, tx_in_flight, tx_first = self._left(highest)
         rtt_s = None
-        if left is not None:
-            took_s = now_s - left.at_s
+        took_s = 0.0 if left is None else now_s - left.at_s
+        if left is not None and took_s > 0.0:  # else it came within the turn in which that left
             kept_s = kept_s if 0.0 <= kept_s < took_s else 0.0  # else a clock was set meanwhile
             rtt_s = took_s - kept_s
             told = left.at_s < self._silent_until_s and not ends

@@ -212,11 +212,10 @@ def test_steps_of_half_of_their_samples_are_told_apart(broken: bool, monkeypatch
 def test_the_loss_against_steps_is_that_of_one_process_with_the_large_batch() -> None:
     setup = CrewSetup(peers=8, target=1024, batch=16, steps=40, change=10)
     alone = [large_batch(setup, recipe.BAND_SEED + seed) for seed in range(5)]
-    found = crew_run(setup, GATHERS, FAULTY, 0)
-    assert outside_band([found], alone) == 0 and found.survivors == 8 - 3
-    found = crew_run(setup, GATHERS, CHANGING, 0)
-    assert outside_band([found], alone) == 0 and found.survivors == 8
-    assert found.used > 0.7, "what comes in holds nobody up"
+    for world, survivors in ((FAULTY, 8 - 3), (CHANGING, 8)):
+        found = [crew_run(setup, GATHERS, world, seed) for seed in range(3)]
+        assert outside_band(found, alone) == 0 and {run.survivors for run in found} == {survivors}
+    assert min(run.used for run in found) > 0.7, "what comes in holds nobody up"
 
 
 def test_a_crew_that_peers_leave_accounts_for_all_and_lockstep_waits() -> None:

@@ -208,12 +208,13 @@ class Path:
         ends = self._ends_silence(now_s)
         left, tx_in_flight, tx_first = self._left(highest)
         rtt_s = None
-        took_s = 0.0 if left is None else now_s - left.at_s
-        if left is not None and took_s > 0.0:  # else it came within the turn in which that left
+        if left is not None:
+            took_s = now_s - left.at_s
             kept_s = kept_s if 0.0 <= kept_s < took_s else 0.0  # else a clock was set meanwhile
-            rtt_s = took_s - kept_s
-            told = left.at_s < self._silent_until_s and not ends
-            self._measure(took_s, rtt_s, left.at_s >= since_s, told)
+            if took_s > 0.0:  # else it came within the turn in which that left
+                rtt_s = took_s - kept_s
+                told = left.at_s < self._silent_until_s and not ends
+                self._measure(took_s, rtt_s, left.at_s >= since_s, told)
         if self._unheard is None:  # until its first answer the other may not have listened yet
             self._unheard = highest - self.acked + self.received - received
         before, in_flight, passed = self.received, self.in_flight, highest - self.acked

@@ -336,6 +336,19 @@ def test_of_two_that_both_have_something_to_say_one_replaces_the_session() -> No
     assert {len(end._by_index) for end in world.ends.values()} == {2}, "the one before, and no older one"
 
 
+def test_where_the_end_that_began_says_nothing_the_other_replaces_the_session_later() -> None:
+    world = World()
+    world.meet()
+    world.run(1.5 * REKEY_AFTER_S - 1.0)
+    world.session(2, 1)
+    world.run(world.now_s + 0.5)
+    assert [source for source, _, row in world.log if row[0] == INIT] == [at(1)]
+    world.run(1.5 * REKEY_AFTER_S + 1.0)
+    world.session(2, 1)
+    world.run(world.now_s + 0.5)
+    assert [source for source, _, row in world.log if row[0] == INIT] == [at(1), at(2)]
+
+
 @pytest.mark.parametrize("way", ["out", "in"])
 def test_a_session_is_replaced_after_some_traffic(way: str) -> None:
     world = World()
@@ -430,6 +443,7 @@ def test_a_pair_uses_the_cipher_that_both_are_fast_at() -> None:
 
 @settings(max_examples=200, deadline=None)
 @example([[WINDOW + 10], [10, 11, 12], [11, 12]])
+@example([[1, 5], [WINDOW + 4], [5]])  # the oldest number of the window
 @given(st.lists(st.lists(st.integers(1, 60_000), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_a_window_takes_each_number_once_and_none_that_is_too_old(batches: list[list[int]]) -> None:
     window, came, highest = SeenNumbers(), set[int](), 0
@@ -473,3 +487,15 @@ def test_the_whole_number_follows_from_its_low_half(highest: int, ahead: int) ->
     window.highest = highest
     number = max(1, highest + ahead)
     assert window.whole(np.array([number & 0xFFFFFFFF], np.uint32)).tolist() == [number]
+    if ahead > 0:
+        assert window.fresh_one(number & 0xFFFFFFFF) == number
+
+
+def test_a_number_may_be_ahead_by_half_of_what_its_low_half_tells_apart() -> None:
+    window = SeenNumbers()
+    window.highest = highest = 1 << 40
+    low = (highest + (1 << 31)) & 0xFFFFFFFF
+    assert window.fresh_one(low) == highest + (1 << 31) == window.whole(np.array([low], np.uint32))[0]
+    low = (highest + (1 << 31) + 1) & 0xFFFFFFFF
+    assert window.fresh_one(low) == 0
+    assert window.whole(np.array([low], np.uint32))[0] == highest - (1 << 31) + 1

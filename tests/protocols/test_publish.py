@@ -24,22 +24,28 @@ from ragtag.core.types import (
     Publish,
     Run,
     Send,
+    Timer,
     Version,
 )
 from ragtag.core.wire import CHUNK_BYTES
 from ragtag.protocols.channel.averager import Channel
 from ragtag.protocols.node import Node
 from ragtag.protocols.publish.channel import (
+    _ASKED,
+    _ROWS,
     ASK,
     ASKS_MAX,
+    GONE,
     PAGE,
     PUSH,
+    ROWS,
     TELL,
     WINDOW,
     Held,
     Publisher,
     published,
 )
+from ragtag.protocols.rounds.base import blob_message
 from ragtag.simulation.link import OVERHEAD_BYTES
 from ragtag.simulation.worlds.rounds import World
 
@@ -250,6 +256,77 @@ def test_a_peer_in_the_middle_of_an_older_version_is_not_thrown_back_by_a_newer_
     second = told(maker.step(1.1, Publish(CHANNEL, {1: new[1]}, clock=2)))
     node.step(1.1, Arrived([from_(0, run) for run in second if run.key.stage == PUSH]))
     assert machine(node)._coming[1].version.clock == 1 and machine(node)._coming[1].left == 30
+
+
+def met(n: int, *, pushed: bool = False) -> list[Node]:
+    """Peers that have told each other that they have nothing, at 0 s."""
+    nodes = [node_of(peer, n, pushed=pushed) for peer in range(n)]
+    for peer, node in enumerate(nodes):
+        for run in told(node.step(0.0, Publish(CHANNEL, {}))):
+            nodes[run.peer].step(0.0, Arrived([from_(peer, run)]))
+    return nodes
+
+
+def asked(effects: list[Effect]) -> list[tuple[int, int, int]]:
+    """What is asked for: the peer, the tensor and the version's clock."""
+    found = []
+    for run in told(effects):
+        if run.key.stage == ASK:
+            blob = run.payload.tobytes()
+            for i in range(_ASKED.unpack_from(blob)[1]):
+                tensor, _, clock, *_ = _ROWS.unpack_from(blob, _ASKED.size + i * _ROWS.size)
+                found.append((run.peer, tensor, clock))
+    return found
+
+
+def tells(node: Node, now_s: float, ask: Publish, to: int) -> list[Run]:
+    """A peer publishes; what it tells of that to another."""
+    return [run for run in told(node.step(now_s, ask)) if run.peer == to and run.key.stage == TELL]
+
+
+def test_makers_that_push_at_once_begin_with_different_peers() -> None:
+    nodes = met(4, pushed=True)
+    for peer, order in ((0, [1, 2, 3]), (2, [3, 0, 1])):
+        runs = told(nodes[peer].step(1.0, Publish(CHANNEL, values(SIZES, 1, 0))))
+        assert [run.peer for run in runs if run.key.stage == PUSH] == order
+
+
+def test_a_peer_that_publishes_a_tensor_gathers_no_older_version_of_it() -> None:
+    maker, node = met(2)
+    (tell,) = tells(maker, 1.0, Publish(CHANNEL, values(SIZES, 1, 1), clock=1), 1)
+    assert asked(node.step(1.0, Arrived([from_(0, tell)]))) == [(0, 1, 1)]
+    node.step(1.1, Publish(CHANNEL, values(SIZES, 2, 1), clock=2))
+    assert not machine(node)._coming
+    (tell,) = tells(maker, 1.2, Publish(CHANNEL, values(SIZES, 3, 1), clock=3), 1)
+    node.step(1.2, Arrived([from_(0, tell)]))
+    assert asked(node.step(9.0, Expired(Timer(CHANNEL, 0, "ask")))) == []  # the old question had no answer
+    assert asked(node.step(99.0, Expired(Timer(CHANNEL, 0, "ask")))) == [(0, 1, 3)]
+
+
+def test_a_version_that_is_gathered_is_asked_of_all_that_have_it_though_one_has_a_newer_one() -> None:
+    maker, other, node = met(3)
+    given = Publish(CHANNEL, values(SIZES, 1, 1), clock=1)
+    (tell,) = tells(maker, 1.0, given, 2)
+    assert asked(node.step(1.0, Arrived([from_(0, tell)]))) == [(0, 1, 1)]
+    version = machine(maker).version(1)
+    (tell,) = tells(other, 1.0, Publish(CHANNEL, given.rows, versions={1: version}), 2)
+    node.step(1.0, Arrived([from_(1, tell)]))
+    (tell,) = tells(maker, 1.1, Publish(CHANNEL, values(SIZES, 2, 1), clock=2), 2)
+    node.step(1.1, Arrived([from_(0, tell)]))
+    assert asked(node.step(9.0, Expired(Timer(CHANNEL, 0, "ask")))) == [(1, 1, 1)]
+
+
+def test_what_makes_no_sense_in_a_question_keeps_the_rest_from_no_answer() -> None:
+    maker, _ = met(2)
+    maker.step(1.0, Publish(CHANNEL, values(SIZES, 1, 0, 2), clock=1))
+    parts = []
+    for tensor, first in ((9, 0), (0, 5), (1, 0), (0, 0), (2, 0)):  # no tensor; no row; not held; held twice
+        version = machine(maker).version(tensor) if tensor < 3 else Version(1, 0, 1)
+        parts.append(_ROWS.pack(tensor, first, version.clock or 1, version.digest, 1))
+    key = MessageKey(CHANNEL, 1, ASK, 0)
+    question = blob_message(1, key, _ASKED.pack(1.0, len(parts)) + b"".join(parts))
+    answers = told(maker.step(1.0, Arrived([question])))
+    assert [(run.key.stage, run.key.block) for run in answers] == [(ROWS, 0), (ROWS, 2), (GONE, 0)]
 
 
 def told(effects: list[Effect]) -> list[Run]:

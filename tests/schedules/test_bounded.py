@@ -31,6 +31,13 @@ def test_a_wait_lasts_as_long_as_the_missing_steps_take_and_half_as_long_again()
     assert decision.at_most_s == pytest.approx(1.5 * 3 * 19.0)  # each of its steps ends with an average
 
 
+def test_where_nothing_is_known_of_any_step_one_counts_as_a_second_or_as_the_last_average() -> None:
+    decision = BoundedStaleness(2).decide(progress({0: 9, 1: 4}))
+    assert isinstance(decision, Wait) and decision.at_most_s == pytest.approx(1.5 * 3 * 1.0)
+    decision = BoundedStaleness(2).decide(progress({0: 9, 1: 4}, round_s=9.0))
+    assert isinstance(decision, Wait) and decision.at_most_s == pytest.approx(1.5 * 3 * 9.0)
+
+
 def test_what_is_gone_or_unknown_is_not_waited_for() -> None:
     rule = BoundedStaleness(2)
     assert isinstance(rule.decide(progress({0: 9, 1: 4, 2: 8}, live=frozenset({0, 2}))), Average)

@@ -44,6 +44,12 @@ def test_what_is_carried_on_is_at_most_what_was_told() -> None:
     assert tally(0.0, age_s=3600.0).towards(5) == 0.0
 
 
+def test_what_is_foreseen_is_at_most_twice_what_was_told_of_this_step_or_of_the_one_before() -> None:
+    assert Tally(5, 8.0, 8.0, 1.0, before=40.0).towards(5, in_s=3600.0) == 80
+    assert Tally(5, 50.0, 8.0, 1.0, before=40.0).towards(5, in_s=3600.0) == 100
+    assert Tally(5, 8.0, 8.0, 1.0, age_s=3600.0, before=40.0).towards(5) == 16, "not foreseen: there now"
+
+
 @given(
     samples=st.floats(0, 1e9),
     batch=st.floats(0, 1e300),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from ragtag.core.channels import topic_of
@@ -110,9 +111,11 @@ def test_newcomers_of_one_instant_begin_in_the_epoch_of_the_only_member() -> Non
     """What they tell themselves, before they know, is nothing to the others."""
     crew = Crew.of(3)
     member, training = advanced(crew, 0, 3, 6)
+    member.epochs.before = 1_000
     newcomers = [Peer(crew, me, late=True) for me in (1, 2)]
     together(training, *(newcomer.train(6) for newcomer in newcomers))
     assert [newcomer.seen for newcomer in newcomers] == [[3, 4, 5]] * 2
+    assert [newcomer.epochs.before for newcomer in newcomers] == [1_000] * 2
     for epoch in range(6):
         assert samples(epoch, member, *newcomers) == list(range(40))
 
@@ -383,6 +386,13 @@ def test_a_stream_goes_on_with_its_epoch() -> None:
     again = Portion(DataLoader(Stream(6), batch_size=2), 0, Crew.of(1).as_seen_by(0))
     again.load_state_dict(split.state_dict())
     assert again.epoch == 1
+
+
+def test_a_state_lies_in_memory_whatever_device_the_script_uses() -> None:
+    for data in (Stream(6), Numbers(6)):
+        split = Portion(DataLoader(data, batch_size=2), 0, Crew.of(1).as_seen_by(0))
+        with torch.device("meta"):
+            assert split.state_dict()["used"].device.type == "cpu"
 
 
 def test_a_newcomer_knows_what_was_used_before_the_crew_resumed() -> None:

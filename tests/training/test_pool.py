@@ -10,6 +10,7 @@ import pytest
 
 from ragtag.core import seed as random
 from ragtag.training.samples.blocks import Pace
+from ragtag.training.samples.claims import decode
 from ragtag.training.samples.pool import Over, Tell, Use, Wait
 from tests.training.drawers import Drawers, deck_of, shards_of
 
@@ -122,6 +123,53 @@ def test_a_newcomer_waits_for_word_of_what_a_peer_that_does_not_answer_had_claim
     crew.run(20.0)
     first = min(at_s for who in crew.drawn[0].values() for peer, at_s in who if peer == 2)
     assert first > min(at_s for at_s in told if at_s > 2.01), (first, told)
+
+
+def test_a_newcomer_waits_two_leases_for_word_of_a_silent_peers_claims_and_no_longer() -> None:
+    """The one that might tell of them has all that it may claim, and says nothing meanwhile."""
+    crew = Drawers(deck_of(3, 300), [30.0, 0.05, 0.05], epochs=1, known_s=60.0, lease_s=1.0)
+    crew.start(0)
+    crew.start(1)
+    crew.freeze(1, 2.0, 60.0)
+    crew.start(2, 2.01)
+    crew.run(10.0)
+    first = min(at_s for who in crew.drawn[0].values() for peer, at_s in who if peer == 2)
+    assert 2.01 + 2.0 <= first < 2.01 + 2.5
+
+
+def test_what_a_dead_peer_leaves_of_an_epoch_is_drawn_by_those_that_are_in_the_next() -> None:
+    """Also by one that has claimed the next one's first blocks."""
+    crew = Drawers(shards_of([10, 60]), [0.2, 0.1], epochs=2, lease_s=0.5)
+    crew.start(0)
+    crew.start(1)
+    crew.kill(1, 2.5)
+    hold(crew.run(), deaths=1)
+    assert min(at_s for who in crew.drawn[1].values() for _, at_s in who) < 2.5
+    assert drawn_by(crew, 0)[0] > 10 + 25
+
+
+def test_what_a_peer_has_used_is_in_its_posts_until_all_have_reported_that_epoch() -> None:
+    crew = Drawers(deck_of(3, 90), [0.05, 0.05, 0.07], epochs=4, loss=0.2, lease_s=0.5)
+    for peer in range(3):
+        crew.start(peer)
+    post, ahead = crew.hall.post, 0
+
+    def posting(peer: int, topic: int, blob: bytes) -> int:
+        nonlocal ahead
+        number = post(peer, topic, blob)
+        sections = decode(blob, 77, peer, number)
+        assert sections is not None and sections[0].peer == peer
+        others = [s.closed for (who, _), s in crew.pools[peer].ledger.sections.items() if who != peer]
+        told = {block for a, b in sections[0].firm for block in range(a, b)}
+        ahead += sections[0].closed > min(others, default=0)
+        for epoch in range(min([*others, sections[0].closed]), crew.epochs):
+            mine = {b for b, who in crew.drawn[epoch].items() if any(p == peer for p, _ in who)}
+            assert {epoch * 90 + block for block in mine} <= told, (peer, epoch)
+        return number
+
+    crew.hall.post = posting  # type: ignore[method-assign]
+    hold(crew.run())
+    assert ahead > 0, "nobody was ahead of another"
 
 
 def test_a_peer_that_stood_still_leaves_alone_what_was_reported_without_it() -> None:
@@ -263,6 +311,10 @@ def test_a_peer_goes_on_then_begins_its_arc_then_halves_the_largest_gap(
     cursor: int, free: list[tuple[int, int]], start: int
 ) -> None:
     assert deck_of(4, 20).start(0, cursor, mask_of(*free)) == start
+
+
+def test_the_first_block_may_be_where_a_peer_was() -> None:
+    assert deck_of(4, 20).start(1, 0, mask_of((0, 20))) == 0
 
 
 def test_a_claim_is_half_a_lease_and_no_less_than_a_batch() -> None:

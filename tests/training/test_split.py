@@ -195,6 +195,23 @@ def test_epochs_are_shuffled_apart_and_alike_on_all_peers() -> None:
     assert drawn(alone(loader, seed=8)) != drawn(alone(loader, seed=7))
 
 
+def test_the_seed_decides_the_order_of_a_shard_too() -> None:
+    loader, shards = DataLoader(Numbers(50), batch_size=5, shuffle=True), [list(range(10, 50))]
+    one, same, other = (drawn(alone(loader, seed=seed, shards=shards)) for seed in (7, 7, 8))
+    assert one == same != other
+    assert sorted(one) == sorted(other) == shards[0]
+
+
+def test_peers_that_split_other_data_are_told_who_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    crew = Crew.of(2)
+    loaders = [DataLoader(Numbers(size), batch_size=2) for size in (10, 12)]
+    peers = [Portion(loader, me, crew.as_seen_by(me), seed=7) for me, loader in enumerate(loaders)]
+    assert [sorted(part) for part in together(peers)] == [list(range(10)), list(range(12))]
+    for me in range(2):
+        says = f"peer {1 - me} splits other data than peer {me} does"
+        assert sum(says in record.getMessage() for record in caplog.records) == 1
+
+
 def test_without_shuffling_the_order_stays() -> None:
     assert drawn(alone(DataLoader(Numbers(10), batch_size=2))) == list(range(10))
     assert batches_of(splits(2, DataLoader(Numbers(8), batch_size=2))) == {(0, 1), (2, 3), (4, 5), (6, 7)}
@@ -276,6 +293,20 @@ def test_survivors_take_over_what_a_dead_peer_had_not_claimed(caplog: pytest.Log
         assert report.missed == first[0].missed
     warned = [record for record in caplog.records if "of them drawn here" in record.getMessage()]
     assert len(warned) >= 3 and {record.levelname for record in warned} == {"WARNING"}, "it is told as a loss"
+
+
+def test_newcomers_one_after_the_other_begin_in_the_epoch_of_the_only_member() -> None:
+    """The first one has entered, and reported nothing, when the second looks for an epoch that has work."""
+    crew, loader = Crew.of(3), DataLoader(Numbers(40), batch_size=2, shuffle=True)
+    member = Portion(loader, 0, crew.as_seen_by(0), seed=7)
+    for _ in range(3):
+        drawn(member)
+    passes = [iter(member)]
+    begun = flat(next(passes[0]))
+    newcomers = [Portion(loader, me, crew.as_seen_by(me), seed=7, late=True) for me in (1, 2)]
+    rest = together([*passes, *(iter(peer) for peer in newcomers)])
+    assert sorted([*begun, *(i for part in rest for i in part)]) == list(range(40))
+    assert [peer.epoch for peer in (member, *newcomers)] == [4, 4, 4]
 
 
 def test_shards_stay_with_their_peers_and_go_around_when_one_dies() -> None:
@@ -507,6 +538,8 @@ def test_what_does_not_fit_is_refused() -> None:
     crew = Crew.of(2).as_seen_by(0)
     with pytest.raises(ValueError, match="peer 2 of 2"):
         Portion(loader, 2, crew)
+    with pytest.raises(ValueError, match="0 shards for 2 peers"):
+        Portion(loader, 0, crew, shards=[])
     with pytest.raises(ValueError, match="3 shards for 2 peers"):
         Portion(loader, 0, crew, shards=[[0], [1], [2]])
     with pytest.raises(ValueError, match="shard 1 has index 10; the data set has 10 samples"):

@@ -303,7 +303,9 @@ class Pool:
         # a peer that has claimed nothing and reported nothing knows of no epoch: it is on its way in, too
         knowing = {p: s for p, s in self.ledger.spoken().items() if s.firm or s.pending or s.reported}
         newest = self._answers.vouched({peer: s.epoch for peer, s in knowing.items()}, self._late)
-        closed = self._answers.vouched({peer: s.reported for peer, s in knowing.items()}, self._late)
+        # one that came in a later epoch, and has reported none yet, cannot tell which before it are over
+        reported = {peer: s.reported for peer, s in knowing.items() if s.reported or not s.entered}
+        closed = self._answers.vouched(reported, self._late)
         oldest = max(closed, newest - self._closing.open_max)
         open_ = (epoch for epoch in range(oldest, newest + 1) if self._enterable(epoch).any())
         self.epoch = max(self.epoch, next(open_, newest))

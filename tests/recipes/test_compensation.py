@@ -22,4 +22,4 @@ def test_gains_are_seed_by_seed_and_named() -> None:
 
 def test_where_no_gentle_rate_was_measured_only_harsh_ones_are_compared() -> None:
     trials = {key: [ended(0.5)] for key in measured() if compensation.mends(key)}
-    assert [r.quantity.split(",")[1] for r in rows(trials)] == [" rate 1.5", " rate 0.7"]
+    assert [r.quantity.split(",")[1] for r in rows(trials)] == [" rate 2", " rate 0.7"]

@@ -228,6 +228,9 @@ class FakeTransport:
     ) -> None:
         self.crew.configure(self.me, channel, schema, method, codec)
 
+    def heard_of(self, channel: int) -> int:
+        return self.crew.nodes[self.me].heard_of(channel)
+
     def newer(self, channel: int) -> bool:
         return False
 

@@ -112,6 +112,7 @@ def test_newcomers_of_one_instant_begin_in_the_epoch_of_the_only_member() -> Non
     crew = Crew.of(3)
     member, training = advanced(crew, 0, 3, 6)
     member.epochs.before = 1_000
+    member.peers.post(TOPIC, member.epochs._post())
     newcomers = [Peer(crew, me, late=True) for me in (1, 2)]
     together(training, *(newcomer.train(6) for newcomer in newcomers))
     assert [newcomer.seen for newcomer in newcomers] == [[3, 4, 5]] * 2

@@ -32,13 +32,17 @@ from tests.training.fake_transport import FakeCrew, FakeTransport
 @dataclass
 class Scripted(FakeTransport):
     """Rounds whose averages are given: ``None``, nothing came. late: numbers of rounds (from 1 on) that were
-    over for the others when this peer's values came.
+    over for the others when this peer's values came. newest: the last round that others have begun.
     """
 
     means: list[float | None] = field(default_factory=list)
     late: tuple[int, ...] = ()
     over: bool = True
+    newest: int = 1_000
     offered: list[tuple[float, float, frozenset[int]]] = field(default_factory=list)
+
+    def heard_of(self, channel: int) -> int:
+        return self.newest
 
     def start(
         self,
@@ -101,6 +105,22 @@ def test_what_its_offer_came_to_it_takes_at_its_next_turn() -> None:
     step(-3.0)
     assert step(-1.0) == 11.0  # the offer's average is 9.5; the newest is 12, and one step was taken since
     assert [value for value, *_ in transport.offered[3:]] == [9.5, 11.0]
+
+
+def test_where_nobody_is_past_the_next_round_it_takes_no_average_and_waits_for_nobody() -> None:
+    """Under a bound on staleness they may wait for its next step, and so not come to that round."""
+    transport, step = slow([1.0, 9.0, 12.0])
+    step(0.5)  # round 1
+    transport.newest = 2
+    assert step(-3.0) == -2.0  # the offer to round 2
+    transport.newest = 3
+    assert step(-1.0) == 8.0  # that came to 9: less a step, to round 3
+    assert [offer[:2] for offer in transport.offered] == [(0.5, 1.0), (-2.0, 1.0), (8.0, 1.0)]
+    assert step(-1.0) == 11.0  # round 3 came to 12
+    assert transport.offered[-1][1] == 1.0
+    transport.means, transport.newest = [20.0, 30.0], 6
+    assert step(-1.0) == 29.0  # round 4 came to 20; the others have begun round 6, so round 5 is over
+    assert [weight for _, weight, _ in transport.offered[4:]] == [0.0, 1.0]
 
 
 def test_where_nothing_came_it_is_kept_for_the_next_time() -> None:
@@ -178,7 +198,7 @@ def test_only_what_no_average_had_is_kept() -> None:
     all_of_it, half = two_chunks((7, 7)), two_chunks((3, 7))
     script = [([1.0] * 8, all_of_it), ([9.0] * 8, two_chunks((3, 3))), ([8.0] * 8, half), ([7.0] * 8, half)]
     rounds = Rounds(bucket, parameter, script)
-    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2))  # type: ignore[arg-type]
+    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2), lambda: 1_000)  # type: ignore[arg-type]
     aside = frozenset({2})
     exchange.average(1.0, None, aside)
     with torch.no_grad():
@@ -197,7 +217,7 @@ def test_where_too_little_of_the_crew_came_all_that_was_learned_is_kept_and_said
     bucket = Bucket([Part("w", "parameter", lambda: parameter)], 4, share=False)
     nobody = two_chunks((0, 0), (False, False))
     rounds = Rounds(bucket, parameter, [([1.0] * 8, two_chunks((7, 7))), ([0.0] * 8, nobody)])
-    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2))  # type: ignore[arg-type]
+    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2), lambda: 1_000)  # type: ignore[arg-type]
     aside = frozenset({2})
     exchange.average(1.0, None, aside)
     with torch.no_grad():

@@ -145,6 +145,10 @@ class Transport(Peers, Protocol):
         """
         ...
 
+    def heard_of(self, channel: int) -> int:
+        """The newest round of a channel that anything has come of; -1: none."""
+        ...
+
     def newer(self, channel: int) -> bool:
         """Whether others are known to have begun a round of a channel that this peer has not."""
         ...

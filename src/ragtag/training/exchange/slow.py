@@ -1,19 +1,20 @@
 """How a peer that comes to few rounds brings in what it learned since it was last there.
 
 Its own model is old: averaged as it is, it would pull the others back to where they were. So it takes the
-crew's average first, adds to that what its own steps have changed, and offers the sum (the difference to a
-common anchor, as in DiLoCo, Douillard et al., 2023, arXiv 2311.08105, section 2: not weights, but what was
-learned).
+crew's newest average first, adds to that what its own steps have changed, and offers the sum (the difference
+to a common anchor, as in DiLoCo, Douillard et al., 2023, arXiv 2311.08105, section 2: not weights, but what
+was learned).
 
 It offers to the round after the newest, and computes on while the others come to it. A peer that stood there
-would wait for others that, under a bound on staleness, wait for its next step. Whether its values were in
-the average it sees at its next turn: what is not in it is offered again (error feedback, as for entries that
-a codec left out).
+would wait for others that, under a bound on staleness, wait for its next step. Nor does it take part in a
+round to get an average, unless the others have begun one beyond that: before, the last one that it had is
+the newest that there is. Whether its values were in the average it sees at its next turn: what is not in it
+is offered again (error feedback, as for entries that a codec left out).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,18 @@ class SlowPeer(Layer):
     """Around an exchange of models whose rounds do not wait for slow peers.
 
     parameters: what is learned. The other tensors of the exchange are averaged as they are.
+    heard_of: the newest round of which anything has come.
 
     A peer whose turn is not its first holds two more copies of them: the crew's average that it has gone on
     from, and what it offered beyond that.
     """
 
-    def __init__(self, inner: Exchange, parameters: Sequence[torch.Tensor], peers: Peers) -> None:
+    def __init__(
+        self, inner: Exchange, parameters: Sequence[torch.Tensor], peers: Peers, heard_of: Callable[[], int]
+    ) -> None:
         super().__init__(inner)
-        self._parameters, self._peers = list(parameters), peers
+        self._parameters, self._peers, self._heard_of = list(parameters), peers, heard_of
+        self._round = -1  # the last one whose average it has
         self._base: list[torch.Tensor] = []
         self._given: list[torch.Tensor] = []
         self._kept = False
@@ -68,13 +73,16 @@ class SlowPeer(Layer):
         if not self._base:
             outcome = self.inner.average(weight, deadline_s, aside)
             self._base = [parameter.detach().clone() for parameter in self._parameters]
+            self._round = outcome.round
             return outcome
         learned = self._lift()
-        taken = self.inner.average(0.0, deadline_s, aside)
+        if self._heard_of() > self._round + 1:  # that one is over
+            taken = self.inner.average(0.0, deadline_s, aside)
+            if taken.averaged.mean() < _BASE_MIN:
+                self._land(learned)
+                self._kept = True  # there is nothing to add it to
+                return taken
         self._land(learned)
-        if taken.averaged.mean() < _BASE_MIN:
-            self._kept = True  # there is nothing to add it to
-            return taken
         self._given = learned
         for base, parameter in zip(self._base, self._parameters, strict=True):
             base.copy_(parameter.detach())  # steps from here on are learned beyond what is offered
@@ -86,6 +94,7 @@ class SlowPeer(Layer):
             return begun  # type: ignore[no-any-return]
         learned = self._lift()
         outcome = self.inner.end(begun.under_way)
+        self._round = outcome.round
         lost = unheard(outcome, self._peers.me)
         self._kept = bool(lost.any())
         if self._kept:

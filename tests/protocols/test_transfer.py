@@ -21,6 +21,7 @@ from ragtag.protocols.transfer.types import (
     Drop,
     Expired,
     Fetch,
+    Fetched,
     Finished,
     GaveUp,
     Lost,
@@ -82,6 +83,7 @@ class Checked:
         self.open: set[str] = set()
         self.outstanding: dict[str, list[int]] = {name: [] for name in NAMES}
         self.intact: set[int] = set()
+        self.wasted_bytes = 0
         self.ended: Finished | GaveUp | None = None
         self.wakes_s: list[float] = []
 
@@ -92,6 +94,8 @@ class Checked:
             self.outstanding[event.donor] = []
         elif isinstance(event, Came) and event.index in self.outstanding[event.donor]:
             self.outstanding[event.donor].remove(event.index)
+            wasted = self.ended is None and (not event.intact or event.index in self.intact)
+            self.wasted_bytes += event.n_bytes if wasted else 0
             if event.intact:
                 self.intact.add(event.index)
         elif isinstance(event, Expired):
@@ -142,6 +146,7 @@ def test_any_interleaving_ends_by_the_deadline(played: list[tuple[float, Transfe
     assert checked.ended is not None
     outcome = checked.ended.outcome
     assert outcome.came == sum(outcome.rounds.values()) <= len(checked.intact)
+    assert outcome.wasted_bytes == checked.wasted_bytes
     if isinstance(checked.ended, Finished):
         assert outcome.offer is not None
         assert checked.intact >= set(range(outcome.offer.n_chunks))
@@ -312,6 +317,61 @@ def test_the_state_of_another_layout_is_not_mixed_in() -> None:
     outcome = finished(world(crew).run(60.0)).outcome
     assert set(outcome.given) == {"ann", "bob"}
     assert "another layout" in outcome.dropped["odd"]
+
+
+def test_what_a_transfer_came_to_is_told_whole() -> None:
+    donors = {name: SimulatedDonor(rate_bytes_per_s=1e6) for name in ("ann", "bob")}
+    donors["cleo"] = SimulatedDonor(damages=0)
+    outcome = finished(world(donors).run(30.0)).outcome
+    assert outcome.wasted_bytes > 0
+    fetched, offer = Fetched.of(outcome, bytearray(b"state")), outcome.offer
+    assert offer is not None
+    assert fetched == Fetched(
+        bytearray(b"state"), offer.round, offer.step, outcome.rounds, outcome.mixed, outcome.given,
+        outcome.dropped, outcome.wasted_bytes, outcome.took_s,
+    )  # fmt: skip
+    assert (sum(fetched.given.values()), fetched.rounds) == (4_000_000, {offer.round: offer.n_chunks})
+
+
+def test_a_chunk_that_comes_twice_is_wasted_once() -> None:
+    """Bob is slow, so Ann is asked for his chunks, too; his own come all the same."""
+    machine = Transfer(("ann", "bob"), Need(1))
+    asked: dict[str, list[int]] = {"ann": [], "bob": []}
+    ended: list[Finished] = []
+
+    def step(now_s: float, event: TransferEvent) -> None:
+        for effect in machine.step(now_s, event):
+            if isinstance(effect, Fetch):
+                asked[effect.donor].append(effect.index)
+            elif isinstance(effect, Finished):
+                ended.append(effect)
+
+    step(0.0, Start(100.0))
+    for donor in asked:
+        step(0.01, Told(donor, 7, 0.1))
+    for donor in asked:
+        step(0.5, Offered(donor, OFFER))
+    step(0.6, Came("bob", asked["bob"][0], CHUNK, True))  # so his pace is known
+    slow = asked["bob"][1:]
+    now_s = 0.6
+    while not set(asked["ann"]) & set(slow):
+        now_s += 0.01
+        step(now_s, Came("ann", asked["ann"].pop(0), CHUNK, True))
+    twice = (set(asked["ann"]) & set(slow)).pop()
+    for donor in ("ann", "bob"):
+        step(now_s + 0.01, Came(donor, twice, CHUNK, True))
+    for index in [index for donor in asked for index in asked[donor] if index != twice]:
+        step(now_s + 0.02, Came("ann" if index in asked["ann"] else "bob", index, CHUNK, True))
+    assert [(end.outcome.came, end.outcome.wasted_bytes) for end in ended] == [(10, CHUNK)]
+
+
+def test_a_donor_s_answer_is_timed_from_when_it_was_connected_to() -> None:
+    machine = Transfer(NAMES, Need(1))
+    machine.step(0.0, Start(10.0))
+    machine.step(1.0, Lost("ann", "lost"))
+    connects = [at_s for at_s in (2.0, 3.0, 4.0) if Connect("ann") in machine.step(at_s, Expired())]
+    machine.step(connects[0] + 0.25, Told("ann", 5, 0.1))
+    assert machine._donors["ann"].answer_s == pytest.approx(0.25)
 
 
 def test_a_standstill_is_told() -> None:

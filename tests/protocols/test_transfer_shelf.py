@@ -32,6 +32,14 @@ def test_nothing_is_wanted_until_somebody_asks() -> None:
     assert given_ is not None and given_.offer.round == 5
 
 
+def test_a_snapshot_has_a_byte_at_least() -> None:
+    shelf = Shelf(nullcontext())
+    shelf.ask("ann", 5)
+    assert put(shelf, 5, b"s")
+    with pytest.raises(ValueError, match="the blob has 0 bytes; it must have 1 to"):
+        put(shelf, 6, b"")
+
+
 def test_what_nobody_wants_any_more_is_not_kept() -> None:
     shelf = Shelf(nullcontext())
     assert not put(shelf, 1)

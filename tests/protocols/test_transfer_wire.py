@@ -30,7 +30,7 @@ from ragtag.protocols.transfer.frame import (
     FrameSeal,
     Reader,
 )
-from ragtag.protocols.transfer.types import CHUNK_BYTES_MAX
+from ragtag.protocols.transfer.types import CHUNK_BYTES_MAX, Offer
 from ragtag.protocols.transfer.wire import (
     GREETING_BYTES,
     HELLO_BYTES,
@@ -93,8 +93,8 @@ def chunk_of(donor: FrameSeal, data: bytes, hashed: bytes | None = None) -> byte
     return out
 
 
-def frames_of(data: bytes, *, takes_chunks: bool = False) -> list[Frame]:
-    """All frames in a stream; each is copied out of the reader's buffer."""
+def frames_of(data: bytes, *, takes_chunks: bool = False, at_once: int = FRAME_BYTES_MAX) -> list[Frame]:
+    """All frames in a stream that brings so many bytes at once; each is copied out of the reader's buffer."""
     reader = Reader(1)
     reader.part(1, 0)
     reader.takes_chunks = takes_chunks
@@ -102,7 +102,7 @@ def frames_of(data: bytes, *, takes_chunks: bool = False) -> list[Frame]:
     while data:
         space = reader.space()
         assert len(space) > 0
-        n = min(len(space), len(data))
+        n = min(len(space), len(data), at_once)
         space[:n] = data[:n]
         data = data[n:]
         frame = reader.filled(n)
@@ -211,6 +211,35 @@ def test_messages_arrive_as_they_were_sent(message: Message) -> None:
     for _ in range(2):
         (frame,) = frames_of(donor.seal(message))
         assert newcomer.open(frame) == message
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_a_stream_may_bring_a_frame_in_many_parts(at_once: int) -> None:
+    donor, newcomer = sessions()
+    sent = [Wanted(7), Want(1, 2)]
+    frames = frames_of(b"".join(donor.seal(message) for message in sent), at_once=at_once)
+    assert [newcomer.open(frame) for frame in frames] == sent
+    donor, newcomer = sessions()
+    frames = frames_of(chunk_of(donor, b"fish"), takes_chunks=True, at_once=at_once)
+    chunk = [newcomer.open(frame) for frame in frames][-1]
+    assert isinstance(chunk, Chunk) and chunk.intact and bytes(chunk.data) == b"fish"
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5])
+def test_a_stream_may_bring_a_part_of_the_handshake_in_many(at_once: int) -> None:
+    reader, parts, data = Reader(5), [], b"helloanswer"
+    while data:
+        space = reader.space()
+        n = min(len(space), len(data), at_once)
+        space[:n], data = data[:n], data[n:]
+        parts += [part for part in [reader.part(n, 6)] if part is not None]
+    assert parts == [b"hello", b"answer"]
+
+
+def test_a_snapshot_is_offered_with_all_that_is_known_of_it() -> None:
+    offer = Offer(7, 70, 5, 6, 1000, 100, 9)
+    told = Offering.of(3, offer)
+    assert told.number == 3 and told.offer() == offer
 
 
 @pytest.mark.parametrize("suite", [AES, CHACHA])

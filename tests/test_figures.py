@@ -256,6 +256,18 @@ def test_results_older_than_their_code_are_listed(figures: ModuleType, tmp_path:
     assert made.age() == (old, [])
     git(tmp_path, "commit", "-qam", "faster")
     assert made.age() == (old, [])
+    table = tmp_path / "tools" / "figures.toml"
+    table.write_text(table.read_text().replace('["src/code.py"]', '["src"]\nwithout = ["src/code.py"]'))
+    assert figures.Figures(tmp_path).age() == ([], [f"speed, at {at}"])  # it does not run in this one
+    (tmp_path / "src" / "more.py").write_text("pass\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "more")
+    old = [f"speed, at {at}: 1 files of its code have changed since (1 in src)"]
+    assert figures.Figures(tmp_path).age() == (old, [])
+    table.write_text(table.read_text().replace('["src/code.py"]', '["srcs/code.py"]'))
+    says = "[results.speed]: srcs/code.py, which it is without, is not in its code"
+    assert says in figures.Figures(tmp_path).check()
+    table.write_text(table.read_text().replace('["src"]\nwithout = ["srcs/code.py"]', '["src/code.py"]'))
     (told,), _ = house(figures, tmp_path, commit="0000000").age()
     assert told.startswith("speed, at 0000000: git cannot compare: ")
 

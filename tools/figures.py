@@ -243,6 +243,10 @@ class Results:
         own = recipe if name.startswith("reproduce_") else script
         return [*((own,) if (self.root / own).exists() else ()), *paths]
 
+    def without(self, name: str) -> list[str]:
+        """Paths below those that a result does not run, so that their change does not make it old."""
+        return list(self.entries.get(name, {}).get("without", ()))
+
     def wrong(self) -> Iterator[str]:
         """What the table lacks or has too much."""
         for name in sorted(self.documents.keys() - self.entries.keys()):
@@ -257,6 +261,9 @@ class Results:
             for path in entry.get("code", ()):
                 if not (self.root / path).exists():
                     yield f"[results.{name}]: its code {path} does not exist"
+            for path in self.without(name):
+                if not (self.root / path).exists() or not any(within([path], of) for of in self.code(name)):
+                    yield f"[results.{name}]: {path}, which it is without, is not in its code"
             if not entry.get("code"):
                 yield f"[results.{name}]: it names no code"
             if not entry.get("measure"):
@@ -629,7 +636,8 @@ class Figures:
                     old.append(f"{what}: {doubt}")
                     continue
                 clean = re.split(r"[-+]", commit)[0]
-                done = self._git("diff", "--name-only", clean, "--", *self.results.code(name))
+                left_out = (f":(exclude){path}" for path in self.results.without(name))
+                done = self._git("diff", "--name-only", clean, "--", *self.results.code(name), *left_out)
                 files = [file for file in done.stdout.splitlines() if self._is_other_code(file, clean)]
                 if done.returncode:
                     old.append(f"{what}: git cannot compare: {done.stderr.strip().splitlines()[0]}")

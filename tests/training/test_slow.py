@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from ragtag.codecs.dense import fp32
 from ragtag.core.channels import topic_of
 from ragtag.core.faults import Faults, Freeze
 from ragtag.core.types import Floats, Outcome, nobodys
@@ -20,6 +21,8 @@ from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules import DSSP, SSP, LocalSteps, Partial
 from ragtag.simulation.cost import ComputeCost
 from ragtag.simulation.transport import SimulatedCrew, SimulatedTransport
+from ragtag.training.exchange.base import Layer
+from ragtag.training.exchange.dense import Replica
 from ragtag.training.exchange.slow import SlowPeer
 from ragtag.training.optimizer.optimizer import CrewOptimizer
 from ragtag.training.optimizer.scheduling import Scheduling
@@ -160,14 +163,21 @@ def test_a_first_turn_has_nothing_to_measure_what_was_learned_by() -> None:
     assert len(transport.offered) == 1
 
 
-@dataclass
-class Rounds:
-    """An exchange whose averages are given."""
+class Rounds(Layer):
+    """An exchange of one parameter of two chunks whose averages are given, at peer 2 of 3, of whose rounds
+    the others are far ahead.
+    """
 
-    bucket: Bucket
-    parameter: nn.Parameter
-    outcomes: list[tuple[list[float], Outcome]]
-    weights: list[float] = field(default_factory=list)
+    def __init__(self, parameter: nn.Parameter, outcomes: list[tuple[list[float], Outcome]]) -> None:
+        part = Part("w", "parameter", lambda: parameter)
+        self.transport = Scripted(FakeCrew(3), 2)
+        super().__init__(Replica([part], self.transport, RPS(), fp32, share=False))
+        self._bucket = Bucket([part], 4, share=False)
+        self.parameter, self.outcomes, self.weights = parameter, outcomes, list[float]()
+
+    @property
+    def bucket(self) -> Bucket:
+        return self._bucket
 
     def average(self, weight: float = 1.0, deadline_s: object = None, aside: object = None) -> Outcome:
         return self.end(self.begin(weight))
@@ -194,11 +204,10 @@ def two_chunks(heard: tuple[int, int], averaged: tuple[bool, bool] = (True, True
 
 def test_only_what_no_average_had_is_kept() -> None:
     parameter = nn.Parameter(torch.zeros(8))
-    bucket = Bucket([Part("w", "parameter", lambda: parameter)], 4, share=False)
     all_of_it, half = two_chunks((7, 7)), two_chunks((3, 7))
     script = [([1.0] * 8, all_of_it), ([9.0] * 8, two_chunks((3, 3))), ([8.0] * 8, half), ([7.0] * 8, half)]
-    rounds = Rounds(bucket, parameter, script)
-    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2), lambda: 1_000)  # type: ignore[arg-type]
+    rounds = Rounds(parameter, script)
+    exchange = SlowPeer(rounds, [parameter], rounds.transport)
     aside = frozenset({2})
     exchange.average(1.0, None, aside)
     with torch.no_grad():
@@ -214,10 +223,9 @@ def test_only_what_no_average_had_is_kept() -> None:
 
 def test_where_too_little_of_the_crew_came_all_that_was_learned_is_kept_and_said_to_be() -> None:
     parameter = nn.Parameter(torch.zeros(8))
-    bucket = Bucket([Part("w", "parameter", lambda: parameter)], 4, share=False)
     nobody = two_chunks((0, 0), (False, False))
-    rounds = Rounds(bucket, parameter, [([1.0] * 8, two_chunks((7, 7))), ([0.0] * 8, nobody)])
-    exchange = SlowPeer(rounds, [parameter], FakeTransport(FakeCrew(3), 2), lambda: 1_000)  # type: ignore[arg-type]
+    rounds = Rounds(parameter, [([1.0] * 8, two_chunks((7, 7))), ([0.0] * 8, nobody)])
+    exchange = SlowPeer(rounds, [parameter], rounds.transport)
     aside = frozenset({2})
     exchange.average(1.0, None, aside)
     with torch.no_grad():

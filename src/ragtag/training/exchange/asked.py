@@ -263,9 +263,8 @@ def exchange_of(
         )
         if outer is not None:
             exchange = Outer(dense, outer, len(names))
-        if asked.partial:
-            learned = parameters_of(asked.inner.param_groups)
-            exchange = SlowPeer(exchange, learned, transport, lambda: transport.heard_of(dense.channel))
+    if asked.partial:
+        exchange = SlowPeer(exchange, parameters_of(asked.inner.param_groups), transport)
     if align is not None:
         aligner = Aligner(
             align,

@@ -14,15 +14,16 @@ is offered again (error feedback, as for entries that a codec left out).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ragtag.core.types import Bools, Outcome, PeerId
-from ragtag.training.exchange.base import Exchange, Layer
-from ragtag.training.transport import Peers
+from ragtag.training.exchange.base import Exchange, Layer, layer
+from ragtag.training.exchange.dense import Replica
+from ragtag.training.transport import Transport
 
 _BASE_MIN = 0.5
 """Share of the crew's average that must have come for a peer to build on it."""
@@ -32,17 +33,14 @@ class SlowPeer(Layer):
     """Around an exchange of models whose rounds do not wait for slow peers.
 
     parameters: what is learned. The other tensors of the exchange are averaged as they are.
-    heard_of: the newest round of which anything has come.
 
     A peer whose turn is not its first holds two more copies of them: the crew's average that it has gone on
     from, and what it offered beyond that.
     """
 
-    def __init__(
-        self, inner: Exchange, parameters: Sequence[torch.Tensor], peers: Peers, heard_of: Callable[[], int]
-    ) -> None:
+    def __init__(self, inner: Exchange, parameters: Sequence[torch.Tensor], transport: Transport) -> None:
         super().__init__(inner)
-        self._parameters, self._peers, self._heard_of = list(parameters), peers, heard_of
+        self._parameters, self._transport = list(parameters), transport
         self._round = -1  # the last one whose average it has
         self._base: list[torch.Tensor] = []
         self._given: list[torch.Tensor] = []
@@ -67,7 +65,7 @@ class SlowPeer(Layer):
         The peers that wait for each other do it here. So does one that finds itself slow for the first time:
         it has no average to have gone on from.
         """
-        if self._peers.me not in aside:
+        if self._transport.me not in aside:
             self.forget()
             return self.inner.average(weight, deadline_s, aside)
         if not self._base:
@@ -76,7 +74,7 @@ class SlowPeer(Layer):
             self._round = outcome.round
             return outcome
         learned = self._lift()
-        if self._heard_of() > self._round + 1:  # that one is over
+        if self._newest > self._round + 1:  # that one is over
             taken = self.inner.average(0.0, deadline_s, aside)
             if taken.averaged.mean() < _BASE_MIN:
                 self._land(learned)
@@ -95,7 +93,7 @@ class SlowPeer(Layer):
         learned = self._lift()
         outcome = self.inner.end(begun.under_way)
         self._round = outcome.round
-        lost = unheard(outcome, self._peers.me)
+        lost = unheard(outcome, self._transport.me)
         self._kept = bool(lost.any())
         if self._kept:
             for at, (more, given) in enumerate(zip(learned, self._given, strict=True)):
@@ -103,6 +101,13 @@ class SlowPeer(Layer):
         self._given = []
         self._land(learned)
         return outcome
+
+    @property
+    def _newest(self) -> int:
+        """The newest round of which anything has come."""
+        replica = layer(self.inner, Replica)
+        assert replica is not None, "models are averaged whole"
+        return self._transport.heard_of(replica.channel)
 
     def forget(self) -> None:
         """There is nothing to bring in later."""

@@ -111,6 +111,13 @@ def test_a_dead_owners_blocks_go_on_from_the_newest_copy(rule: Each | Judged, to
         ).all()  # what was under way when it died, and until it was known
 
 
+def test_each_peer_is_told_once_which_owner_is_silent_and_what_that_leaves_as_it_is() -> None:
+    world = Centres(gone={2: 0.055}, turns=20).run()
+    told = [(peer, note) for peer, note in world.notes if note.what == "owner silent"]
+    assert sorted(peer for peer, _ in told) == world.living
+    assert {(note.peer, note.detail) for _, note in told} == {(2, "2 blocks keep own values")}
+
+
 def test_a_barrier_does_not_wait_for_the_dead_for_ever() -> None:
     world = Centres(rule=Judged(BackupWorkers(0)), gone={1: 0.05}, turns=20).run()
     assert world.noted("barrier ended")

@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragtag.core.deadline import Deadline
+from ragtag.core.types import MessageKey, Timer
 from ragtag.optim.compensate import compensated
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Block, Rule, Update
 from ragtag.protocols.central.gate import RuleGate
 from ragtag.protocols.central.owners import GONE_AFTER, Owners
+from ragtag.protocols.central.rebuild import Rebuilder
+from ragtag.protocols.rounds.layout import layout_of
 from ragtag.schedules import Asynchronous, BackupWorkers, SoftSync
 from ragtag.training.exchange.central import Compensation, Judged
 from tests.protocols.centres import Each
+from tests.protocols.harness import TINY
 
 VERSIONS = st.integers(0, (wire.BELIEVED << 6) - 1)
 
@@ -63,6 +68,12 @@ def test_versions_travel_with_a_pace_above_them(versions: list[int], step_s: flo
     found, pace_s = wire.without_pace(wire.with_pace(given_, step_s))
     assert found.tolist() == versions
     assert pace_s is None if step_s is None else pace_s == pytest.approx(step_s, rel=1e-3)
+
+
+def test_a_step_of_no_time_has_the_shortest_pace_that_can_be_told() -> None:
+    given_ = np.array([1], np.uint64)
+    assert wire.without_pace(wire.with_pace(given_, 1e-300))[1] == 2.0 ** (1 / 1024 - 32)
+    assert wire.without_pace(wire.with_pace(given_, 1e300))[1] == pytest.approx(2.0**32, rel=1e-3)
 
 
 @given(st.dictionaries(st.integers(0, wire.BLOCKS_MAX - 1), VERSIONS), st.data())
@@ -132,6 +143,38 @@ def test_a_barrier_counts_one_again_that_it_no_longer_waited_for() -> None:
     assert gate.judge(0.0, 0, update(0, 0, 1.0, 0)).answers == []
     assert gate.judge(0.0, 0, update(2, 0, 1.0, 0)).answers == []
     assert len(gate.judge(0.0, 0, update(1, 0, 1.0, 0)).answers) == 3
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_a_barrier_of_a_block_that_has_no_update_or_is_elsewhere_ends_nothing(serving: bool) -> None:
+    held, owners = Block(0, np.zeros((3, 2), np.float32), serving=True), Owners(0, 1, 1, range(3))
+    opening: Any = SimpleNamespace(me=0, number=0, channel=SimpleNamespace(probe_s=0.1))
+    gate = RuleGate(opening, Judged(BackupWorkers(0)), [held], owners)
+    timer = Timer(0, wire.count_of(held.version), "barrier 0")
+    if not serving:
+        gate.judge(0.0, 0, update(0, 0, 1.0, 0))
+        held.serving = False
+    assert gate.expired(1.0, 0, timer) == ([], [], [])
+    assert held.missed_steps == {}
+
+
+def test_a_search_for_a_block_ends_where_its_owner_lives() -> None:
+    """This peer had not heard of it."""
+    n_blocks, zeros = 4, np.zeros((1, TINY.elements), np.float32)
+    owners = Owners(0, 1, n_blocks, range(3))
+    block = next(block for block in range(n_blocks) if owners[block] == 1)
+    search = Rebuilder(
+        0, 0, TINY, layout_of(n_blocks, n_blocks), owners, lambda _: (0, zeros), Deadline(0.1), lambda: 0.1
+    )
+    search.seek(block)
+    search.ask(0.0)
+    for peer, mine in ((1, frozenset({block})), (2, frozenset[int]())):
+        told = wire.Holdings({block: 5}, mine)
+        key = MessageKey(0, 0, wire.TELL, 0)
+        assert search.told(0.01, wire.small(peer, key, wire.encode_holdings(told))) == []
+    assert search.found == []
+    search.seek(block)
+    assert search.ask(0.02), "it may be looked for again"
 
 
 def block() -> Block:

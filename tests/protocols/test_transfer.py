@@ -374,6 +374,13 @@ def test_a_donor_s_answer_is_timed_from_when_it_was_connected_to() -> None:
     assert machine._donors["ann"].answer_s == pytest.approx(0.25)
 
 
+def test_a_transfer_is_timed_from_its_start() -> None:
+    machine = Transfer(NAMES, Need(1))
+    machine.step(5.0, Start(10.0))
+    (ended,) = [effect for effect in machine.step(10.0, Expired()) if isinstance(effect, GaveUp)]
+    assert ended.outcome.took_s == 5.0
+
+
 def test_a_standstill_is_told() -> None:
     ended = world({"ann": SimulatedDonor(round_s=1e6)}).run(5.0)
     assert isinstance(ended, GaveUp)

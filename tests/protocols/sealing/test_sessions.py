@@ -418,6 +418,16 @@ def test_a_key_that_all_share_a_secret_with_is_nobodys_and_harms_no_other_pair(p
     assert world.session(1, 3) is not None, "with a key of its own it is somebody"
 
 
+def test_datagrams_of_no_session_are_counted_and_a_member_s_bring_one_about() -> None:
+    world = World()
+    two = world.ends[at(2)]
+    two.unknown(0.0, at(9), 3)
+    assert two.refused == {"stranger": 3} and two.turn(0.0) == []
+    two.unknown(0.0, at(1))
+    assert two.refused == {"stranger": 4}
+    assert [(address, row[0]) for address, row in two.turn(0.0)] == [(at(1), INIT)]
+
+
 def test_tables_do_not_outgrow_the_seats() -> None:
     world = World()
     for life in range(50):  # seat 2 is taken by one process after the other, each at an address of its own

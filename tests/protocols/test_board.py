@@ -38,6 +38,8 @@ from ragtag.protocols.crew.board import (
     TOPICS_MAX,
     Board,
     _check,
+    _Path,
+    _Slot,
 )
 from ragtag.protocols.crew.board import _run as run_to
 from tests.protocols.hall import Hall
@@ -313,6 +315,28 @@ def test_topics_that_are_alike_in_16_bits_do_not_mix() -> None:
     for topic in topics:
         assert newest(hall, topic) == [{peer: b"%d on %d" % (peer, topic) for peer in range(3)}] * 3
         assert hall.boards[0].notices(topic).reached.keys() == {1, 2}
+
+
+def test_a_damaged_post_is_not_taken() -> None:
+    board = Board(0, 2)
+    run = run_to(0, POST, Posted(1, 7, 1, b"fish"), 1, 0)
+    for at, byte in ((_HEAD.size, b"d"), (_HEAD.size + 3, b"t")):
+        payload = run.payload.copy()
+        payload[0, at] = byte[0]
+        assert board.step(0.0, Arrived((replace(run, peer=1, payload=payload),))) == []
+    assert board.notices(7).posts == {}
+    assert board.step(0.0, Arrived((replace(run, peer=1),))) != []
+    assert board.notices(7).posts[1].blob == b"fish"
+
+
+def test_only_sends_without_an_answer_teach_what_a_path_loses() -> None:
+    path = _Path(slots={1: _Slot(tries=0), 2: _Slot(tries=1), 3: _Slot(tries=3)})
+    path.heard()
+    expected = 0.1
+    for lost in (0.0, 1.0, 1.0, 0.0):  # of the last of several sends the answer may have come
+        expected += (lost - expected) / 32
+    assert path.lost == pytest.approx(expected, rel=1e-9)
+    assert {slot.tries for slot in path.slots.values()} == {0}
 
 
 def test_a_peers_posts_on_a_topic_too_many_are_not_taken_and_keep_out_nobody_elses() -> None:

@@ -469,6 +469,8 @@ def _() -> None:
     refused, left, passed, is_in = greeting()(heard({1: hello(), 2: hello(seed=6)}))
     assert refused.text == "peer 2 is refused: peer 2 has another seed: 6 there, 7 here; make them equal"
     assert (left, passed.phase, is_in) == (Left(2), "greeting", In(1))
+    more = {1: hello(), 2: hello(seed=6), 3: hello(), 4: hello(seed=5)}
+    assert [effect for effect in greeting()(heard(more)) if isinstance(effect, Left)] == [Left(2), Left(4)]
     way = greeting()
     said, _, is_in = way(heard({1: hello()}, (2,)), after_s=4.0)
     assert (said.text, is_in) == ("peer 2 did not answer within 4 s; going on without", In(1))

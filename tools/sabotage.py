@@ -586,6 +586,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "        return self.connected and not self.waiting\n",
         "        return self.connected\n",
         OVER_TCP,
+        hangs=True,  # the test fills it until it is full
     ),
     Sabotage(
         "tcp: any length is believed",
@@ -1566,7 +1567,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/protocols/channel/at_once.py",
         "elsewhere if among is None else elsewhere | (self._crew.live - among)",
         "elsewhere",
-        ("tests/app/crew/test_transport.py", "-k", "waits_for_no_others"),
+        ("tests/protocols/test_asking.py", "-k", "probe_without_those"),
     ),
     Sabotage(
         "channel: a round that is heard of before it is begun has the owners of the one before",
@@ -1762,7 +1763,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/protocols/rounds/progress.py",
         "if self.stage != (SCATTERING if owns else GATHERING) or",
         "if self.stage != SCATTERING or",
-        (SOME_CLIENTS, "-k", "frozen_one_comes_back"),
+        (SOME_CLIENTS, "-k", "client_that_dies"),
     ),
     Sabotage(
         "clients: owners that have not gone on yet are counted among them",

@@ -25,7 +25,7 @@ from ragtag.app.crew.transport import DriverTransport, SoloTransport
 from ragtag.app.environment import Place
 from ragtag.app.environment.announce import Announcer, Reached, read_announcements
 from ragtag.core.faults import Faults, Loss
-from ragtag.core.types import Joined, Posted
+from ragtag.core.types import Joined, OpenedTogether, Posted
 from ragtag.protocols.crew.board import Notices
 from ragtag.protocols.crew.standing import END
 from ragtag.training.optimizer.optimizer import CrewOptimizer
@@ -387,9 +387,16 @@ def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
 
 
 class Late(DriverTransport):
-    """Of a peer that came when the others had begun."""
+    """Of a peer that came when the others had begun, and takes a second to open what all open at the end:
+    those that had it open already would not wait for it.
+    """
 
     late = True
+
+    def configure(self, *what: Any, together: OpenedTogether | None = None) -> None:
+        if together is not None:
+            threading.Event().wait(1.0)
+        super().configure(*what, together=together)
 
 
 def test_the_last_local_steps_of_one_that_came_later_are_in_that_mean_too() -> None:

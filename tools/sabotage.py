@@ -2816,7 +2816,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/training/exchange/aligned.py",
         "        self.aligner.begin(outcome)\n",
         "        self.aligner.begin(outcome)\n        self.aligner.finish()\n",
-        ("tests/training/test_align.py", "-k", "no_comparison_makes"),
+        ("tests/training/test_align.py", "-k", "beside_the_next_step"),
     ),
     Sabotage(
         "comparisons: what they came to is taken after late rows were added",

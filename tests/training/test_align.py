@@ -330,6 +330,30 @@ def test_a_round_that_a_deadline_ended_does_not_make_comparisons_long() -> None:
         assert max(took_s[14:50]) < 2.5 * median(took_s)
 
 
+def test_comparisons_run_beside_the_next_step() -> None:
+    """With one after each round, which takes a fifth of a step here, steps take as long as without any."""
+
+    def steps_s(every: int) -> float:
+        def train(peer: SimulatedTransport) -> float:
+            torch.manual_seed(0)
+            model = nn.Linear(40, 40)
+            optimizer = CrewOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model,
+                average="gradients", method=AllReduce(), align=Align(every),
+            )  # fmt: skip
+            for _ in range(20):
+                peer.compute()
+                optimizer.zero_grad()
+                model(torch.ones(8, 40)).square().mean().backward()
+                optimizer.step()
+            return peer.now_s()
+
+        ends = SimulatedCrew(3, Faults(latency_s=0.05), 5, cost=ComputeCost(0.4)).run(train)
+        return max(end for end in ends if end is not None)
+
+    assert steps_s(1) < 1.05 * steps_s(1_000)
+
+
 @pytest.mark.parametrize("frozen_s", [1.0, 3.0])
 def test_after_a_freeze_no_comparison_makes_the_others_wait(frozen_s: float) -> None:
     """What the freeze had made of a round bounded them, four times: steps took up to eight medians."""

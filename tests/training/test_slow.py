@@ -126,6 +126,17 @@ def test_where_nobody_is_past_the_next_round_it_takes_no_average_and_waits_for_n
     assert [weight for _, weight, _ in transport.offered[4:]] == [0.0, 1.0]
 
 
+def test_a_round_of_which_nothing_came_is_not_the_one_that_it_goes_on_from() -> None:
+    """Else it would offer to round after round what it has built on an old average."""
+    transport, step = slow([1.0, None, 20.0, 30.0])
+    step(0.5)  # round 1
+    transport.newest = 2
+    assert step(-3.0) == -2.0  # the offer to round 2, of which nothing comes
+    transport.newest = 3
+    assert step(-1.0) == 19.0  # the others are past round 2: the average of round 3, and one step
+    assert [weight for _, weight, _ in transport.offered] == [1.0, 1.0, 0.0, 1.0]
+
+
 def test_where_nothing_came_it_is_kept_for_the_next_time() -> None:
     transport, step = slow([1.0, None, 9.0])
     step(0.0)

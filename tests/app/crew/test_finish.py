@@ -386,16 +386,27 @@ def test_the_last_local_steps_are_in_one_agreed_mean() -> None:
     assert torch.allclose(after[0], before.mean(0), atol=1e-6)
 
 
+class Founder(DriverTransport):
+    """Tells when it opens something together with others."""
+
+    opens = threading.Event()
+
+    def configure(self, *what: Any, together: OpenedTogether | None = None) -> None:
+        if together is not None:
+            self.opens.set()
+        super().configure(*what, together=together)
+
+
 class Late(DriverTransport):
-    """Of a peer that came when the others had begun, and takes a second to open what all open at the end:
-    those that had it open already would not wait for it.
+    """Of a peer that came when the others had begun. It opens nothing before they do: where they had it open
+    already, they would have averaged without it.
     """
 
     late = True
 
     def configure(self, *what: Any, together: OpenedTogether | None = None) -> None:
         if together is not None:
-            threading.Event().wait(1.0)
+            Founder.opens.wait(3.0)
         super().configure(*what, together=together)
 
 
@@ -419,10 +430,11 @@ def test_the_last_local_steps_of_one_that_came_later_are_in_that_mean_too() -> N
         return apart, weights(model), found
 
     with Crew(3, absent=(2,)) as crew:
-        founders = transports(crew)
+        founders = {peer: Founder(driver, PATIENCE_S) for peer, driver in crew.drivers.items()}
         for driver in crew.drivers.values():
             driver.leave(2)
         assert all_at_once(founders, begin) == {0: None, 1: None}
+        Founder.opens.clear()
         for driver in list(crew.drivers.values()):
             driver.call(partial(driver.engine.step, event=Joined(2)))
         newcomer = Late(crew.start(2, crew.endpoints[2]), PATIENCE_S)

@@ -71,12 +71,12 @@ class SlowPeer(Layer):
         if not self._base:
             outcome = self.inner.average(weight, deadline_s, aside)
             self._base = [parameter.detach().clone() for parameter in self._parameters]
-            self._round = outcome.round
+            self._came(outcome)
             return outcome
         learned = self._lift()
         if self._newest > self._round + 1:  # that one is over
             taken = self.inner.average(0.0, deadline_s, aside)
-            if taken.averaged.mean() < _BASE_MIN:
+            if not self._came(taken):
                 self._land(learned)
                 self._kept = True  # there is nothing to add it to
                 return taken
@@ -92,7 +92,7 @@ class SlowPeer(Layer):
             return begun  # type: ignore[no-any-return]
         learned = self._lift()
         outcome = self.inner.end(begun.under_way)
-        self._round = outcome.round
+        self._came(outcome)
         lost = unheard(outcome, self._transport.me)
         self._kept = bool(lost.any())
         if self._kept:
@@ -101,6 +101,13 @@ class SlowPeer(Layer):
         self._given = []
         self._land(learned)
         return outcome
+
+    def _came(self, outcome: Outcome) -> bool:
+        """Whether enough of a round's average came to build on it."""
+        came = bool(outcome.averaged.mean() >= _BASE_MIN)
+        if came:
+            self._round = outcome.round
+        return came
 
     @property
     def _newest(self) -> int:

@@ -259,6 +259,14 @@ def test_after_a_long_absence_its_first_values_weigh_nothing() -> None:
                 assert 3 not in heard(outcome)
 
 
+@pytest.mark.parametrize("until_s", [0.08, 0.1, 0.12, 0.15])
+def test_after_a_long_absence_the_others_average_comes_whole(until_s: float) -> None:
+    """It owned a block of that round, as it saw it, and took nobody's average of it."""
+    world = frozen_world(until_s)
+    (first,) = (o for o in world.outcomes[3] if o.round == first_back(world))
+    assert first.averaged.all() and heard(first) == {0, 1, 2}
+
+
 def test_after_a_short_absence_they_weigh_as_ever() -> None:
     world = frozen_world(until_s=0.045)
     rounds = [outcome.round for outcome in world.outcomes[3]]

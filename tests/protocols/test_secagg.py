@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -376,6 +377,31 @@ def test_a_ring_that_cannot_be_is_refused() -> None:
             )  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("clip", [2.0**-64, 2.0**64])
+def test_values_may_be_clipped_to_any_size_that_there_is_room_for(clip: float) -> None:
+    assert replace(setting_of(), clip=clip).clip == clip
+    with pytest.raises(ValueError, match="clip"):
+        replace(setting_of(), clip=clip / 2 if clip < 1 else 2 * clip)
+
+
+def test_keys_are_of_one_round_and_one_pair() -> None:
+    """A pair's masks are the same from both sides; what it seals has a key of its own for each direction."""
+    one, other = (KeyPair(stream("pair", peer)(32)) for peer in range(2))
+    now = setting_of()
+    keys = [
+        key
+        for setting in (now, setting_of(round=1))
+        for key in (
+            *(setting.mask_key(one, other.public, 0, peer) for peer in (1, 2)),
+            *(setting.sealing_key(one, other.public, *pair) for pair in ((0, 1), (1, 0), (0, 2))),
+            setting.seed_key(bytes(32)),
+        )
+    ]
+    assert len(set(keys)) == len(keys) == 12
+    assert now.mask_key(one, other.public, 0, 1) == now.mask_key(other, one.public, 1, 0)
+    assert now.sealing_key(one, other.public, 0, 1) == now.sealing_key(other, one.public, 0, 1)
+
+
 # -- Rounds
 
 
@@ -528,6 +554,25 @@ def test_a_block_is_taken_of_its_owner_alone() -> None:
         return [message]
 
     crew = Crew(setting, change=change)
+    for end in crew.ends.values():
+        assert isinstance(end, Summed)
+        np.testing.assert_array_equal(end.total, crew.expected(range(N)))
+
+
+@pytest.mark.parametrize(("stage", "block"), [(SecureStage.KEYS, 0), (SecureStage.BLOCKS, BLOCKS)])
+def test_a_block_before_its_time_or_that_there_is_not_is_ignored(stage: SecureStage, block: int) -> None:
+    setting, sent = setting_of(), set[int]()
+    (sender, *_) = set(range(N)) - set(setting.owners_among(range(N)))
+
+    def change(message: Message) -> list[Message]:
+        early = isinstance(message, Upload if stage == SecureStage.KEYS else Unmasked)
+        if early and not sent:
+            sent.add(1)
+            return [Unmasked(sender, block, bytes(4 * setting.stride)), message]
+        return [message]
+
+    crew = Crew(setting, change=change)
+    assert sent
     for end in crew.ends.values():
         assert isinstance(end, Summed)
         np.testing.assert_array_equal(end.total, crew.expected(range(N)))

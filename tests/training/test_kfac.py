@@ -513,6 +513,7 @@ def test_towards_a_target_batch_replicas_stay_the_same(slowest_s: float) -> None
 def test_towards_a_target_batch_factors_cost_nobody_a_gradient(faults: Faults) -> None:
     """All begin their rounds of factors where the crew takes its step, also a peer that has none to give: one
     that began them at a batch of its own was silent there, and then rounds of gradients did not wait for it.
+    All batches of a step go into its factors.
     """
 
     def counts(with_kfac: bool) -> list[tuple[float, float, int]]:
@@ -532,6 +533,11 @@ def test_towards_a_target_batch_factors_cost_nobody_a_gradient(faults: Faults) -
             )
             if not with_kfac:
                 kfac.close()
+            weights: list[float] = []
+            average = kfac._peers.average
+            kfac._peers.average = (  # type: ignore[method-assign]
+                lambda factors, weight: weights.append(weight) or average(factors, weight)
+            )
             number = 0
             while (outcome := optimizer.outcome) is None or outcome.round < 30:
                 peer.pause((0.05, 0.08, 0.08, 0.4)[peer.me])
@@ -539,9 +545,10 @@ def test_towards_a_target_batch_factors_cost_nobody_a_gradient(faults: Faults) -
                 optimizer.zero_grad()
                 functional.cross_entropy(model(x), y).backward()
                 if with_kfac:
-                    kfac.step()
+                    kfac.step(samples=6)
                 optimizer.step()
                 number += 1
+            assert sum(weights) == (6 * number if with_kfac else 0)
             of = optimizer.samples
             assert of is not None
             assert notes == [], "nor is a peer that computes no batch told that its passes are not seen"

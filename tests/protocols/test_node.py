@@ -486,6 +486,32 @@ def test_a_peer_that_left_is_neither_waited_for_nor_an_owner_until_it_joins() ->
     assert node.live == {0, 1, 2}
 
 
+def test_that_a_peer_left_is_noted_with_its_seat() -> None:
+    assert [e for e in hand().step(0.0, Left(2)) if isinstance(e, Noted)] == [Noted("left", 2)]
+
+
+@pytest.mark.parametrize("said", [Tell(7, b"mine", 9.0), Post(5, b"mine")])
+def test_what_is_told_or_posted_is_said_again_to_peers_that_do_not_answer(said: Tell | Post) -> None:
+    node = hand()
+    first = node.step(0.0, said)
+    again = [arm for arm in first if isinstance(arm, Arm) and arm.at_s < 9.0]
+    more = [e for arm in again for e in node.step(arm.at_s, Expired(arm.timer))]
+    sent = [{e.run.peer for e in effects if isinstance(e, Send)} for effects in (first, more)]
+    assert sent == [{1, 2}, {1, 2}]
+
+
+def test_a_message_of_a_round_long_over_does_not_show_that_its_sender_takes_part() -> None:
+    node = hand()
+    for round_ in range(4):
+        finish(node, float(round_), vectors(3, 6)[0])
+        node.step(round_ + 0.9, message(2, round_, SCATTER, 0, 2))
+    assert node.live == {0, 2}
+    effects = node.step(9.0, message(1, 0, SCATTER, 0, 2))
+    assert not [e for e in effects if isinstance(e, Noted)] and node.live == {0, 2}
+    node.step(9.0, message(1, 4, SCATTER, 0, 2))
+    assert node.live == {0, 1, 2}
+
+
 def test_silence_is_counted_and_forgotten() -> None:
     node = hand()
     own = vectors(3, 6)[0]

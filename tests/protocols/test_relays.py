@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ragtag.core.address import Address
+from ragtag.core.address import Address, by_stream
 from ragtag.core.seed import generator
 from ragtag.core.types import PeerId
 from ragtag.protocols.relays import (
@@ -21,6 +21,7 @@ from ragtag.protocols.relays import (
     FORWARDED_PACKETS_PER_S,
     HELLO,
     LOOK_S,
+    STREAM,
     Out,
     Routes,
 )
@@ -200,7 +201,7 @@ def test_two_behind_symmetric_routers_are_reached_and_reach_each_other_through_m
                 assert (through == {DIRECT}) == ({a, b} != {4, 5}), (a, b, through)
     # number a + b of the four that both reach, and the next one: the two directions burden two of them
     assert set(world.since(4, 5, 2.0)) == {(4 + 5) % 4} and set(world.since(5, 4, 2.0)) == {(2 * 5 + 4) % 4}
-    assert [bool(r.forwarded) for r in world.routes] == [False, True, True, False, False, False]
+    assert [r.forwarded > 0 for r in world.routes] == [False, True, True, False, False, False]
     assert max(world.hops.values()) == 1
     told = [(n.peer, n.what, n.detail) for n in world.routes[4].news if n.what]
     assert told == [(5, "relayed", "what is sent to it goes through peer 1")]
@@ -265,6 +266,63 @@ def test_a_router_that_forgets_gives_other_ports_and_the_ways_are_found_again() 
         assert len(world.since(3, other, 9.0)) == len(world.since(other, 3, 9.0)) == 30, other
 
 
+def test_an_address_that_a_router_has_given_up_is_nobodys() -> None:
+    world = World(4, behind=(3,))
+    world.run(5.0)
+    before = world.routes[0].to(world.now_s, world.cards[3])[0]
+    assert world.routes[0].source(before) == world.cards[3] != before
+    world.nats[3].forget()
+    world.run(12.0)
+    now = world.routes[0].to(world.now_s, world.cards[3])[0]
+    assert world.routes[0].source(now) == world.cards[3] and now != before
+    assert world.routes[0].source(before) == before and not world.routes[0].knows(before)
+
+
+def test_members_that_this_peer_never_spoke_to_are_asked_to_relay() -> None:
+    world = World(6, behind=(4, 5))
+    world.talks = lambda a, b: {a, b} == {4, 5}
+    world.run(10.0)
+    assert set(world.since(4, 5, 4.0)) == {(4 + 5) % 4} and set(world.since(5, 4, 4.0)) == {(2 * 5 + 4) % 4}
+
+
+def test_a_member_that_is_itself_reached_through_another_is_not_asked_to_relay() -> None:
+    """Peer 3 has reached all, and reaches peer 0 alone now: what goes to 1 cannot go through 2."""
+    world = World(4)
+    world.run(3.0)
+    three = world.cards[3][0]
+    world.blocked |= {
+        pair for other in (1, 2) for pair in ((three, world.cards[other][0]), (world.cards[other][0], three))
+    }
+    world.run(10.0)
+    routes = world.routes[3]
+    assert [routes.via(peer) for peer in (0, 1, 2)] == [DIRECT, 0, 0]
+    assert routes._candidates(world.now_s, routes._ways[1]) == [0]
+    assert set(world.since(3, 1, 6.0)) == set(world.since(3, 2, 6.0)) == {0}
+
+
+def proves(world: World, sender: PeerId, source: Address) -> None:
+    """A peer's hellos to peer 0 come from an address, and it receives the answers there."""
+    routes = world.routes[sender]
+    for _ in range(2):
+        hello = routes._hello(routes._ways[0], DIRECT, False)
+        (here,) = world.routes[0].hear(world.now_s, hello.data, source)
+        routes.hear(world.now_s, here.data, world.cards[0])
+
+
+def test_an_address_that_another_peer_has_now_is_no_longer_the_first_ones() -> None:
+    """The first one is where its card says again; by TCP it is where it was."""
+    world = settled()
+    routes, shared = world.routes[0], ("192.0.2.7", 7_000)
+    by_tcp = by_stream(("192.0.2.7", 7_001))
+    proves(world, 2, by_tcp)
+    proves(world, 2, shared)
+    assert routes.source(shared) == routes.source(by_tcp) == world.cards[2]
+    proves(world, 3, shared)
+    assert routes.source(shared) == world.cards[3] and routes.source(by_tcp) == world.cards[2]
+    doors = routes._ways[2].doors
+    assert doors[DIRECT].at == world.cards[2] and doors[STREAM].at == by_tcp
+
+
 def test_nobody_that_both_reach_is_said_once_with_what_to_do() -> None:
     world = World(2, behind=(0, 1))
     world.run(30.0)
@@ -274,6 +332,12 @@ def test_nobody_that_both_reach_is_said_once_with_what_to_do() -> None:
         assert "let UDP in" in told.detail
     asked = [data for _, data, _ in world.sent if data[0] == HELLO]
     assert len(asked) < 2 * 20  # in growing pauses
+    world.talks = lambda a, b: False  # it gives up, and begins anew
+    world.run(60.0)
+    world.talks = lambda a, b: True
+    world.run(75.0)
+    assert len([data for _, data, _ in world.sent if data[0] == HELLO]) > len(asked) + 2 * 5
+    assert all(len(routes.news) == 1 for routes in world.routes)
 
 
 # -- What a stranger, or a member that does wrong, can do

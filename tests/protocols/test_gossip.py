@@ -25,6 +25,23 @@ def test_partners_are_each_others(n: int, ring: bool) -> None:
         assert alone == n % 2
 
 
+def test_on_a_ring_a_peer_meets_one_neighbour_and_then_the_other() -> None:
+    def partners(n: int) -> list[list[int | None]]:
+        view = View(range(n))
+        peers = [gossip(ring=True)(me, view) for me in view.peers]
+        return [[peer.partner(round_) for peer in peers] for round_ in range(3)]  # type: ignore[attr-defined]
+
+    assert partners(6) == [[1, 0, 3, 2, 5, 4], [5, 2, 1, 4, 3, 0], [1, 0, 3, 2, 5, 4]]
+    assert partners(5) == [[1, 0, 3, 2, None], [None, 2, 1, 4, 3], [1, 0, 3, 2, None]]
+
+
+def test_who_meets_whom_follows_from_seed_and_round_alone_in_all_versions() -> None:
+    """Peers of two versions average with each other."""
+    view = View(range(6))
+    pairs = [[gossip()(me, view).partner(r) for me in view.peers] for r in range(3)]  # type: ignore[attr-defined]
+    assert pairs == [[5, 4, 3, 2, 1, 0], [1, 0, 5, 4, 3, 2], [2, 4, 0, 5, 1, 3]]
+
+
 def test_pairs_halve_the_variance_each_round_and_keep_the_mean() -> None:
     crew = GroupCrew(64, gossip(), rounds=8).run()
     assert crew.variance() == pytest.approx(2**-8, rel=0.3)

@@ -13,6 +13,7 @@ from ragtag.core.types import (
     Arm,
     Arrived,
     Average,
+    Done,
     Effect,
     Expired,
     Left,
@@ -24,10 +25,20 @@ from ragtag.core.types import (
     Timer,
 )
 from ragtag.protocols.channel.far_rounds import CATCH_UP
-from ragtag.protocols.groups.channel import GroupNode
+from ragtag.protocols.groups.channel import GroupNode, Moshpit, RandomGroups
 from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.group import Group
-from ragtag.protocols.groups.host import ANNOUNCE, MET, ROSTER, WAIT, Roster, encode_roster, encode_wait
+from ragtag.protocols.groups.host import (
+    ANNOUNCE,
+    MET,
+    ROSTER,
+    WAIT,
+    Announcement,
+    Roster,
+    encode_announce,
+    encode_roster,
+    encode_wait,
+)
 from ragtag.protocols.groups.keys import MoshpitKeys, Place, RandomKeys, View
 from ragtag.protocols.groups.machine import EARLY_MAX
 from ragtag.protocols.rounds.asking import ANSWER, HERE, NEVER, question
@@ -412,6 +423,47 @@ def test_what_goes_first_in_a_round_goes_first_in_a_groups(monkeypatch: pytest.M
     monkeypatch.setattr(group, "machine", SimpleNamespace(step=lambda now_s, event: [Send(run, 1.0, True)]))
     (sent,) = group.expire(0.0, Timer(0, 2, "repair"))
     assert isinstance(sent, Send) and sent.run.peer == 9 and sent.first
+
+
+def test_what_is_noted_in_a_group_names_the_peer_of_the_crew(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(7, 2, Roster(5, (3, 7, 9), (0, 1, 2), 0.25), channel(), None)
+    noted = SimpleNamespace(step=lambda now_s, event: [Noted("unsound", 2, "why")])
+    monkeypatch.setattr(group, "machine", noted)
+    assert group.expire(0.0, Timer(0, 2, "repair")) == [Noted("unsound", 9, "why")]
+
+
+@pytest.mark.parametrize(
+    ("peer", "blob"),
+    [(1, b""), (1, bytes(64)), (9, encode_announce(Announcement(5, 0, 4)))],
+    ids=["of nothing", "for no peers", "of no member"],
+)
+def test_an_announcement_that_makes_no_sense_is_not_answered(peer: int, blob: bytes) -> None:
+    node = moshpit(4)(0, View(range(4)))
+    assert node.step(0.0, Arrived((blob_message(peer, MessageKey(0, 0, ANNOUNCE, 0), blob),))) == []
+    good = encode_announce(Announcement(5, 0, 4))
+    assert node.step(0.0, Arrived((blob_message(1, MessageKey(0, 0, ANNOUNCE, 0), good),))) != []
+
+
+def test_one_that_is_late_is_alone_twice_and_waits_in_its_third_round() -> None:
+    """After that it is counted anew, and a group that it meets takes a tenth of the count away."""
+    node, host, _ = searching(next(m for m in range(4) if m != host_of(4)))
+    effects = from_host(node, MET, b"\0", host, 0.01)
+    assert [e for e in effects if isinstance(e, Noted)] == [Noted("late", node.me, "round 0")]
+    (alone,) = [e.outcome for e in effects if isinstance(e, Done)]
+    counts = [node._lonely]
+    for members in ((node.me,), (node.me,), (node.me,), (node.me, host)):
+        node._ask, node.active = Average(0, np.zeros((4, 272), np.float32), 1.0), node.done + 1
+        node._finish(1.0, replace(alone, round=node.active, members=members))
+        counts.append(node._lonely)
+    assert counts == pytest.approx([1.0, 2.0, 0.0, 1.0, 0.9])
+
+
+def test_averagers_are_written_as_a_user_writes_them() -> None:
+    assert [repr(Moshpit(4)), repr(Moshpit(4, repair=False)), repr(RandomGroups(4))] == [
+        "Moshpit(group=4)",
+        "Moshpit(group=4, repair=False)",
+        "RandomGroups(group=4)",
+    ]
 
 
 def test_one_that_tells_far_rounds_time_and_again_has_nobody_skip_to_each() -> None:

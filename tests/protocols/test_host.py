@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.deadline import Deadline
-from ragtag.core.types import Arm, MessageKey, Send, Timer
+from ragtag.core.types import PEERS_MAX, Arm, MessageKey, Send, Timer
 from ragtag.protocols.groups.host import (
     BATCHES_MAX,
     MET,
@@ -16,6 +16,7 @@ from ragtag.protocols.groups.host import (
     decode_announce,
     decode_roster,
     decode_wait,
+    encode_announce,
     encode_roster,
     encode_wait,
     seats,
@@ -227,6 +228,14 @@ def test_a_peer_that_announces_itself_in_many_groups_pushes_out_its_own() -> Non
     assert {e.run.peer for e in effects if isinstance(e, Send)} == {1, 7}, (
         "its group of the host and these is complete"
     )
+
+
+def test_an_announcement_survives_its_journey() -> None:
+    ask = Announcement(9, 3, 8, 0.5)
+    assert decode_announce(encode_announce(ask)) == ask
+    assert decode_announce(encode_announce(ask)[:-1]) is None
+    for odd in (Announcement(9, 3, 0), Announcement(9, 3, PEERS_MAX + 1), Announcement(9, PEERS_MAX, 8)):
+        assert decode_announce(encode_announce(odd)) is None
 
 
 def test_a_told_message_carries_no_weight() -> None:

@@ -101,15 +101,16 @@ def test_any_changed_byte_is_noticed(at: int, change: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opener", "dest", "why"),
+    ("key", "me", "dest", "why"),
     [
-        (Seal(OTHER_KEY, 6), 6, "foreign"),
-        (Seal(KEY, 7), 6, "misdirected"),
-        (Seal(KEY, 6), 0, "misdirected"),
-        (Seal(KEY, 5), 6, "misdirected"),
+        (OTHER_KEY, 6, 6, "foreign"),
+        (KEY, 7, 6, "misdirected"),
+        (KEY, 6, 0, "misdirected"),
+        (KEY, 5, 6, "misdirected"),
     ],  # sent back to its sender
 )
-def test_why_it_is_refused_is_counted(opener: Seal, dest: int, why: str) -> None:
+def test_why_it_is_refused_is_counted(key: bytes, me: int, dest: int, why: str) -> None:
+    opener = Seal(key, me)
     assert opener.open(Seal(KEY, 5).seal(MESSAGES[0], dest)) is None
     assert opener.refused == {why: 1}
 

@@ -42,6 +42,11 @@ def test_all_peers_stand_in_cells_of_their_own_and_meet_in_full_lines() -> None:
     assert len({k.cell for k in keys}) == 1024 and {k.grid for k in keys} == {Grid((32, 32))}
 
 
+def test_where_peers_stand_follows_from_the_seed_in_all_versions() -> None:
+    cells, lines = View(range(8)).cells_on(Grid((4, 2)), 7)
+    assert cells.tolist() == [6, 5, 3, 2, 7, 4, 0, 1] and lines == ([4, 4], [2, 2, 2, 2])
+
+
 def test_the_grid_follows_the_live_number() -> None:
     view, keys = View(range(100)), MoshpitKeys(0, 7, 10)
     keys.place(0, view)

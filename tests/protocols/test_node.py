@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -42,12 +43,12 @@ from ragtag.protocols.channel.budgets import APART, LEAP, Budgets
 from ragtag.protocols.crew import standing
 from ragtag.protocols.groups.channel import Moshpit
 from ragtag.protocols.node import CATCH_UP, HEADROOM, Channel, Node
-from ragtag.protocols.rounds.allreduce import direct, ring
+from ragtag.protocols.rounds.allreduce import AllReduce, direct, ring
 from ragtag.protocols.rounds.asking import HERE, QUESTION, question
 from ragtag.protocols.rounds.base import GATHER, SCATTER, Patience, blob_message, whole_message
 from ragtag.protocols.rounds.gather import gather
 from ragtag.protocols.rounds.layout import layout_of, rotating_owners
-from ragtag.protocols.rounds.rps import rps, rps_repair
+from ragtag.protocols.rounds.rps import RPS, rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.centres import Each
 from tests.protocols.harness import TINY, World, mean_of_heard, members, vectors
@@ -259,6 +260,17 @@ def test_after_a_long_absence_its_first_values_weigh_nothing() -> None:
                 assert 3 not in heard(outcome)
 
 
+def test_nor_does_it_own_a_block_if_its_last_round_was_the_first() -> None:
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])
+    for peer in (1, 2):
+        node.step(0.9, message(peer, 30, SCATTER, 0, 2))
+    node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == 30
+    assert set(rounds.rounds[30].spec.owners) == {1, 2}
+
+
 @pytest.mark.parametrize("until_s", [0.08, 0.1, 0.12, 0.15])
 def test_after_a_long_absence_the_others_average_comes_whole(until_s: float) -> None:
     """It owned a block of that round, as it saw it, and took nobody's average of it."""
@@ -337,9 +349,9 @@ def outcome_of(effects: list[Effect]) -> Outcome | None:
     return next((effect.outcome for effect in effects if isinstance(effect, Done)), None)
 
 
-def finish(node: Node, now_s: float, own: Floats) -> Outcome:
+def finish(node: Node, now_s: float, own: Floats, channel: int = 0) -> Outcome:
     """A round that nobody else takes part in, ended by its timers."""
-    effects = node.step(now_s, Average(0, own, 1.0))
+    effects = node.step(now_s, Average(channel, own, 1.0))
     timers = [effect for effect in effects if isinstance(effect, Arm)]
     while (outcome := outcome_of(effects)) is None:
         arm = timers.pop(0)
@@ -387,6 +399,25 @@ def test_lateness_counts_in_full_up_to_a_share_of_what_this_peer_computes() -> N
     assert next_s((1.0, 1.0, 1.0), 0.9) == pytest.approx(HEADROOM * APART)
     assert next_s((1.0, 1.0, 100.0), 30.0) == pytest.approx(HEADROOM * APART)  # it has saved its model
     assert next_s((0.0, 0.0, 0.0), 0.2) == pytest.approx(HEADROOM * LEAP * 0.001)
+
+
+def test_no_stage_is_shorter_than_the_round_trip_to_the_middle_peer() -> None:
+    """A single one may be of a busy peer."""
+    budgets = Budgets(Channel(rps, fp32, 6, 0.001, 0.001))
+    assert budgets.next_s((0.3, 9.0, 0.1)) == budgets.next_s((0.3,)) == (0.3, 0.3)
+    assert budgets.next_s((0.3, 9.0, 0.1), trip_s=0.4, line_s=0.1)[0] == pytest.approx(HEADROOM * 0.5)
+
+
+def test_with_a_quorum_an_average_is_due_where_its_peer_goes_on_meanwhile() -> None:
+    budgets = Budgets(Channel(RPS(quorum=2), fp32, 6, 0.001, 0.001))
+    waits = budgets.begin(0, 0.0, 0.0, None, ())
+    assert waits.left_s == math.inf
+    due = budgets.begin(1, 1.0, 0.0, None, (), overlap_s=0.5)
+    assert due.scatter_s == pytest.approx(0.5 - budgets.usual_s) and due.left_s == 0.0
+    assert due.gather_s == waits.gather_s < due.scatter_s and due.cycle_s == math.inf
+    without = Budgets(Channel(RPS(), fp32, 6, 0.001, 0.001))
+    without.begin(0, 0.0, 0.0, None, ())
+    assert without.begin(1, 1.0, 0.0, None, (), overlap_s=0.5).cycle_s == 1.0
 
 
 def test_peers_that_wait_for_each_other_teach_no_more_than_peers_of_one_round_are_apart() -> None:
@@ -539,6 +570,17 @@ def test_a_meeting_waits_for_those_that_are_said_to_be_there_though_silent(
     told = node.step(1.0, Tell(7, b"mine", 9.0, there=None if there is None else frozenset(there)))
     assert {effect.run.peer for effect in told if isinstance(effect, Send)} == waits_for
     assert any(isinstance(effect, Met) for effect in told) is not bool(waits_for)
+
+
+def test_a_step_has_one_number_on_all_its_channels() -> None:
+    """What one channel has heard of counts for those that follow it in the step."""
+    node, own = hand(), vectors(3, 6)[0]
+    node.configure(1, Channel(rps, TINY, 6, probe_s=0.1, rtt_s=0.01))
+    for round_ in range(2):
+        assert [finish(node, float(round_), own, channel).round for channel in (0, 1)] == [round_] * 2
+    for peer in (1, 2):
+        node.step(2.9, message(peer, 6, SCATTER, 0, 2))
+    assert [finish(node, 3.0, own, channel).round for channel in (0, 1)] == [6, 6]
 
 
 def test_channels_do_not_silence_each_other() -> None:
@@ -1046,7 +1088,11 @@ def test_the_largest_crew_that_averages_directly_is_64() -> None:
     assert Node(63, 64, 0).live == frozenset(range(64))
 
 
-@pytest.mark.parametrize("method", [rps, direct, ring, gather, centre("every", Each())], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    [rps, RPS(repair=True), direct, AllReduce(), ring, gather, centre("every", Each())],
+    ids=lambda m: m.name,
+)
 def test_what_averages_directly_says_the_way_out_of_64_seats(method: Averager) -> None:
     node = Node(70, 71, 0)
     with pytest.raises(ValueError, match=r"71 seats, and '.*' averages 64 at most; larger .*Moshpit\(group="):

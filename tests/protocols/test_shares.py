@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragtag.core.types import Floats, Left, Outcome, Post
+from ragtag.core.types import RATE_MAX, RATE_MIN, Floats, Left, Outcome, Post
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.channel.shares import (
     PLANS_MAX,
@@ -263,6 +263,28 @@ def test_an_absurd_rate_is_refused(rate: float) -> None:
     assert bad != good
     with pytest.raises(ValueError, match="rate"):
         read_line(bad)
+
+
+@pytest.mark.parametrize("rate", [RATE_MIN, RATE_MAX])
+def test_any_rate_that_there_can_be_is_told(rate: float) -> None:
+    assert read_line(write_line(Line({1: rate}))).rates == {1: rate}
+
+
+@pytest.mark.parametrize(
+    ("now", "differs"),
+    [
+        (Line({1: 100.0, 2: 1e6}), False),
+        (Line({1: 120.0, 2: 0.85e6}), False),
+        (Line({1: 130.0, 2: 1e6}), True),
+        (Line({1: 100.0, 2: 0.75e6}), True),
+        (Line({1: 100.0}), True),
+        (Line({1: 100.0, 3: 1e6}), True),
+        (Line({1: 100.0, 2: 1e6}, solves=True), True),
+    ],
+)
+def test_a_line_is_told_anew_once_it_is_another_by_more_than_a_quarter(now: Line, differs: bool) -> None:
+    assert now.differs(Line({1: 100.0, 2: 1e6})) is differs
+    assert now.differs(None) and not now.differs(now)
 
 
 def test_whole_shares_keep_their_proportions() -> None:

@@ -195,7 +195,7 @@ def test_where_the_one_that_is_asked_for_its_copy_leaves_the_next_best_is() -> N
         effects = search.left(0.02, send.run.peer)
     assert asked == [2, 3, 1]
     (found,) = search.found
-    assert (found.source, found.above, found.answers, found.asked) == (0, 7, 3, 4)
+    assert (found.source, found.above, found.told, found.asked) == (0, 7, 3, 4)
 
 
 def block() -> Block:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.core.deadline import Deadline
-from ragtag.core.types import MessageKey, Send, Timer
+from ragtag.core.types import Arm, MessageKey, Send, Timer
 from ragtag.optim.compensate import compensated
 from ragtag.protocols.central import wire
 from ragtag.protocols.central.block import Block, Rule, Update
@@ -177,8 +177,11 @@ def test_a_search_for_a_block_ends_where_its_owner_lives() -> None:
     assert search.ask(0.02), "it may be looked for again"
 
 
-def test_where_the_one_that_is_asked_for_its_copy_leaves_the_next_best_is() -> None:
-    """One that has told nothing leaves, too, while this peer asks."""
+@pytest.mark.parametrize(("leaves", "asked"), [(True, [2, 3, 1]), (False, [2, 3, 1]), ("another", [2, 1])])
+def test_where_the_one_that_is_asked_for_its_copy_leaves_the_next_best_is(
+    leaves: bool | str, asked: list[int]
+) -> None:
+    """So it is where that one is silent, or another one left. One leaves that had told nothing, too."""
     zeros, owners = np.zeros((1, TINY.elements), np.float32), Owners(0, 1, 1, range(5))
     search = Rebuilder(0, 0, TINY, layout_of(1, 1), owners, lambda _: (1, zeros), Deadline(0.1), lambda: 0.1)
     search.seek(0)
@@ -187,13 +190,15 @@ def test_where_the_one_that_is_asked_for_its_copy_leaves_the_next_best_is() -> N
     for peer, version in ((1, 3), (2, 7), (3, 5)):
         blob = wire.encode_holdings(wire.Holdings({0: version}, frozenset()))
         effects = search.told(0.01, wire.small(peer, MessageKey(0, 0, wire.TELL, 0), blob))
-    asked = []
+    seen = []
     while effects:
-        (send, _) = effects
-        assert isinstance(send, Send)
-        asked.append(send.run.peer)
-        effects = search.left(0.02, send.run.peer)
-    assert asked == [2, 3, 1]
+        send, arm = effects
+        assert isinstance(send, Send) and isinstance(arm, Arm)
+        seen.append(send.run.peer)
+        if leaves == "another":
+            assert search.left(0.02, 3) == []
+        effects = search.left(0.02, send.run.peer) if leaves is True else search.expired(arm.at_s, arm.timer)
+    assert seen == asked
     (found,) = search.found
     assert (found.source, found.above, found.told, found.asked) == (0, 7, 3, 4)
 

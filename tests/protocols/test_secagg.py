@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import Counter
@@ -398,6 +399,8 @@ def test_keys_are_of_one_round_and_one_pair() -> None:
         )
     ]
     assert len(set(keys)) == len(keys) == 12
+    all_versions = "bec823abec6299ce341f9e017262e0cbdf05e10e360583e4f0be823cc47fba40"
+    assert hashlib.sha256(b"".join(keys)).hexdigest() == all_versions
     assert now.mask_key(one, other.public, 0, 1) == now.mask_key(other, one.public, 1, 0)
     assert now.sealing_key(one, other.public, 0, 1) == now.sealing_key(other, one.public, 0, 1)
 

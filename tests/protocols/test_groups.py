@@ -30,6 +30,7 @@ from ragtag.protocols.groups.grid import Grid
 from ragtag.protocols.groups.group import Group
 from ragtag.protocols.groups.host import (
     ANNOUNCE,
+    BEHIND,
     MET,
     ROSTER,
     WAIT,
@@ -233,10 +234,19 @@ def test_skipping_gives_up_the_round_and_the_next_is_met() -> None:
     node = moshpit(4)(0, View(range(4)))
     node.step(0.0, Average(0, np.zeros((4, 272), np.float32), 1.0))
     assert node.active == 0
+    node.step(0.0, Arrived((blob_message(1, MessageKey(0, 5, SCATTER, 0), b"\0"),)))
+    assert node.highest == 5
     node.skip()
     assert node.active is None and node.done == 0
     node.skip()
-    assert node.done == 1
+    assert node.done == 5
+
+
+def test_a_peer_that_hears_of_a_later_round_looks_for_a_group_of_that_and_says_so() -> None:
+    node, host, _ = searching(next(m for m in range(4) if m != host_of(4)))
+    effects = node.step(0.01, Arrived((blob_message(host, MessageKey(0, 5, BEHIND, 0), b"\0"),)))
+    assert [e for e in effects if isinstance(e, Noted)] == [Noted("skipped", node.me, "to round 5")]
+    assert node.active == 5 and {e.run.key.round for e in effects if isinstance(e, Send)} == {5}
 
 
 def test_who_is_asked_whether_it_is_there_answers_whatever_it_does() -> None:
@@ -309,6 +319,20 @@ def test_a_peer_that_sends_much_too_early_pushes_out_its_own() -> None:
     node.step(0.0, Arrived((*early, *flood)))
     kept = [run.peer for run in node._early]
     assert len(kept) == EARLY_MAX and [kept.count(peer) for peer in (1, 2)] == [9, 9]
+
+
+def test_what_came_too_early_is_kept_though_its_buffer_is_used_again() -> None:
+    node = moshpit(4)(0, View(range(4)))
+    told = blob_message(1, MessageKey(0, 5, SCATTER, 0), b"\7")
+    parts = [np.array(part) for part in (told.payload, told.weight, told.heard, np.ones(1, np.bool_))]
+    payload, weight, heard, mask = parts
+    node.step(0.0, Arrived((replace(told, payload=payload, weight=weight, heard=heard, mask=mask),)))
+    before = [part.copy() for part in parts]
+    for part in parts:
+        part[:] = part == 0
+    (kept,) = node._early
+    for was, part in zip(before, (kept.payload, kept.weight, kept.heard, kept.mask), strict=True):
+        np.testing.assert_array_equal(part, was)
 
 
 def host_of(n: int) -> int:

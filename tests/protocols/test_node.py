@@ -23,6 +23,7 @@ from ragtag.core.types import (
     Floats,
     Joined,
     Left,
+    Measured,
     MessageKey,
     Met,
     Noted,
@@ -515,6 +516,25 @@ def test_a_peer_that_left_is_neither_waited_for_nor_an_owner_until_it_joins() ->
     assert owners == {1}
     node.step(0.0, Joined(2))
     assert node.live == {0, 1, 2}
+
+
+def test_what_was_measured_of_a_line_holds_until_its_peer_leaves() -> None:
+    """A post is said again after a round trip, as it was told."""
+    node = hand()
+    node.step(0.0, Measured(1, 0.3, 0.2, 1e6))
+    crew = node.crew
+    assert (crew.rtt_s, crew.shortest_s, crew.rate_bytes_per_s) == ({1: 0.3}, {1: 0.2}, {1: 1e6})
+    posted = node.step(0.0, Post(5, b"mine"))
+    assert 0.3 in [arm.at_s for arm in posted if isinstance(arm, Arm)]
+    node.step(0.0, Left(1))
+    assert (crew.rtt_s, crew.shortest_s, crew.rate_bytes_per_s) == ({}, {}, {})
+
+
+def test_a_meeting_of_64_tells_all_and_one_of_65_some() -> None:
+    for n, told in ((64, True), (65, False)):
+        effects = Node(0, n, 1).step(0.0, Tell(7, b"mine", 9.0))
+        to = {effect.run.peer for effect in effects if isinstance(effect, Send)}
+        assert to and (to == set(range(1, n))) is told
 
 
 def test_that_a_peer_left_is_noted_with_its_seat() -> None:

@@ -365,9 +365,10 @@ def test_nothing_is_passed_on_without_the_ticket_or_from_elsewhere() -> None:
     assert routes.forward(world.now_s, head, source, 1168) is not None
     before = routes.refused["stranger"]
     assert routes.forward(world.now_s, head, ("192.0.2.9", 5), 1168) is None  # its ticket, seen on the line
+    assert routes.forward(world.now_s, head, ("192.0.2.9", source[1]), 1168) is None
     assert routes.forward(world.now_s, head_of(2, 3, 0), source, 1168) is None
     assert routes.forward(world.now_s, head_of(9, 3, 1), source, 1168) is None  # of no member
-    assert routes.refused["stranger"] == before + 3
+    assert routes.refused["stranger"] == before + 4
     ticket = int.from_bytes(head[8:], "little")
     assert routes.forward(world.now_s, head_of(2, 2, ticket), source, 1168) is None  # back to its sender
     assert routes.forward(world.now_s, head_of(2, 9, ticket), source, 1168) is None  # to no member

@@ -37,7 +37,7 @@ import torch
 
 from lab import Lab, LabError, host_of, why_not
 from ragtag.network.control.path import CONTROLLER, CONTROLLERS
-from stored import how
+from stored import how, keep_run
 
 ROOT = Path(__file__).parents[1]
 PORT = 4747
@@ -295,11 +295,10 @@ def main() -> None:
         "setting": {key: value for key, value in vars(asked).items() if key not in ("out", "peer")},
         "limit_s": limit_s, "rows": rows,
     }  # fmt: skip
-    runs = json.loads(asked.out.read_text())["runs"] if asked.out.exists() else []
     for loss in asked.losses:
         rows += measure(loss, asked)
         run["load"] = {"before": load, "after": os.getloadavg()}
-        asked.out.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+        keep_run(asked.out, run)
     return None
 
 

@@ -62,21 +62,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--losses", type=float, nargs="+", default=LOSSES)
     parser.add_argument("--lines", nargs="+", default=list(LINES), choices=list(LINES))
-    parser.add_argument("--out", type=Path, help="this run is added to those that it has")
+    parser.add_argument("--out", type=Path, help="a JSON file, such as benchmarks/results/repair.json")
     asked = parser.parse_args()
     made = how()
     print(f"{'line':<26}{'loss':>6}  {'way':<18}{'time':>7}{'longest':>9}{'averaged':>10}{'heard':>9}"
           f"{'sent':>7}")  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    runs = (
-        json.loads(asked.out.read_text(encoding="utf-8"))["runs"] if asked.out and asked.out.exists() else []
-    )
-    for line in asked.lines:
-        for loss in asked.losses:
-            rows += [measure(line, loss, averager, asked) for averager in WAYS]
-            if asked.out:
-                run = {**made, "world": "virtual time", "goal": GOAL, "rows": rows}
-                asked.out.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n", encoding="utf-8")
+    rows = [
+        measure(line, loss, averager, asked)
+        for line in asked.lines
+        for loss in asked.losses
+        for averager in WAYS
+    ]
+    if asked.out:
+        found = {**made, "world": "virtual time", "goal": GOAL, "rows": rows}
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

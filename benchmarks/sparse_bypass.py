@@ -126,13 +126,6 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def keep(file: Path, of: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Add what was measured at a rate to the file."""
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    runs.append({**of, "verdicts": verdicts(rows), "rows": rows})
-    file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
@@ -142,7 +135,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.001, 0.25])
     parser.add_argument("--values", type=int, default=1_000_000)
     parser.add_argument("--loss", type=float, default=0.01)
-    parser.add_argument("--json", type=Path, help="each rate is added to those that it has")
+    parser.add_argument("--json", type=Path, help="a file, written after each rate")
     parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:
@@ -151,13 +144,15 @@ def main() -> None:
     reason = why_not()
     if reason:
         sys.exit(reason)
-    made = how()
+    made, rows = how(), []
     for mbit in asked.rates:
-        rows = measure(mbit, asked)
+        rows += measure(mbit, asked)
+        found = {**made, "values": asked.values, "loss": asked.loss, "verdicts": verdicts(rows), "rows": rows}
         for verdict in verdicts(rows):
-            print(json.dumps(verdict), flush=True)
+            if verdict["mbit"] == mbit:
+                print(json.dumps(verdict), flush=True)
         if asked.json:
-            keep(asked.json, {**made, "values": asked.values, "loss": asked.loss}, rows)
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return None
 
 

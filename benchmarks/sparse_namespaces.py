@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lab import Lab, LabError, host_of, why_not
-from stored import how
+from stored import how, keep_run
 
 ROOT = Path(__file__).parents[1]
 PORT = 4848
@@ -208,14 +208,13 @@ def measure(way: str, lab: Lab, asked: argparse.Namespace) -> dict[str, Any]:
 def keep(
     asked: argparse.Namespace, made: dict[str, Any], ratios: dict[str, float], rows: list[dict[str, Any]]
 ) -> None:
-    """Add a run to the file. made: how it came to be."""
+    """Put a run into the file. made: how it came to be."""
     setting = {key: value for key, value in vars(asked).items() if key not in ("json", "peer")}
     run = {
         **made, "setting": setting,
         "parameters": sum(p.numel() for p in model_of().parameters()), "ratios": ratios, "rows": rows,
     }  # fmt: skip
-    runs = json.loads(asked.json.read_text())["runs"] if asked.json.exists() else []
-    asked.json.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+    keep_run(asked.json, run)
 
 
 def main() -> None:
@@ -235,7 +234,7 @@ def main() -> None:
     add("--local-ratio", type=float, default=0.02)
     add("--every", type=int, default=10)
     add("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    add("--json", type=Path, help="runs are added to those that it has")
+    add("--json", type=Path, help="a file of runs, each by a command of its own")
     add("--peer", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:

@@ -7,6 +7,7 @@ commit (``tools/figures.py``), and ``make figures-age`` compares it with the cod
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -25,6 +26,15 @@ def how() -> dict[str, Any]:
         "commit": commit(),
         "machine": machine(),
     }
+
+
+def keep_run(file: Path, run: dict[str, Any]) -> None:
+    """Put a run into a file of several, each by a command of its own: in place of the one by that command,
+    or behind them. run: with the fields of ``how``.
+    """
+    runs = json.loads(file.read_text("utf-8"))["runs"] if file.exists() else []
+    at = next((i for i, old in enumerate(runs) if old.get("command") == run["command"]), len(runs))
+    file.write_text(json.dumps({"runs": [*runs[:at], run, *runs[at + 1 :]]}, indent=1) + "\n", "utf-8")
 
 
 def machine() -> dict[str, Any]:

@@ -394,3 +394,12 @@ def test_the_tool_runs_as_a_script_where_another_package_of_benchmarks_is_instal
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60.0)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("averaging")
+
+
+def test_a_run_takes_the_place_of_the_one_by_the_same_command(tmp_path: Path) -> None:
+    """Pages show the first of a command's runs: a newer one behind it would never be seen."""
+    file = tmp_path / "lines.json"
+    for command, found in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+        stored.keep_run(file, {"command": command, "found": found})
+    runs = json.loads(file.read_text())["runs"]
+    assert [(run["command"], run["found"]) for run in runs] == [("a", 3), ("b", 2), ("c", 4)]

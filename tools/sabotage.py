@@ -1060,16 +1060,23 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: others keep no queue that is less than half of the deepest",
         "src/ragtag/network/control/bbr.py",
-        "self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s)",
+        "self._lowest_s > max(self._crews_s, _HELD * self._deepest_s)",
         "self._lowest_s > max(_STANDING_S, 0.5 * self._deepest_s)",
         ("tests/network/test_bbr.py", "-k", "good_third"),
     ),
     Sabotage(
         "rate control: a crew's own queue is others'",
         "src/ragtag/network/control/bbr.py",
-        "self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s)",
+        "self._lowest_s > max(self._crews_s, _HELD * self._deepest_s)",
         "self._lowest_s > _STANDING_S",
         ("tests/network/test_bbr.py", "-k", "good_third"),
+    ),
+    Sabotage(
+        "rate control: a queue that the crew's windows for busy ends explain is others'",
+        "src/ragtag/network/control/bbr.py",
+        "self.kept_s if self._paths > 1 else 0.0",
+        "0.0",
+        ("tests/network/test_bbr.py", "-k", "windows_explain or keeps_while_this_path"),
     ),
     Sabotage(
         "repair: requests and answers wait behind messages",

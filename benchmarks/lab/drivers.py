@@ -233,7 +233,7 @@ class Drivers:
         engine._receive(at_s)
         engine._expire(at_s)
         engine.outbox.flush(at_s)
-        wait_s = engine._timeout_ms(at_s) * 1e-3
+        wait_s = engine._wait_s(at_s)
         self._plan(me, max(self._tick_s(at_s), math.ceil((at_s + wait_s) / TICK_S - 1e-9) * TICK_S))
 
     def average(self, gap_s: float = 0.02) -> Round:

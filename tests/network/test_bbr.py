@@ -414,6 +414,32 @@ def test_others_keep_a_queue_of_which_a_good_third_never_went(lowest_s: float, o
     assert (bbr.compete is not None) is others
 
 
+@pytest.mark.parametrize(
+    ("paths", "kept_s", "others"), [(3, 8e-3, False), (1, 8e-3, True), (3, 1e-3, True), (3, 4e-3, True)]
+)
+def test_a_queue_that_the_crews_windows_explain_is_not_others(
+    paths: int, kept_s: float, others: bool
+) -> None:
+    """Of four peers on two cores, whose ends keep answers for 8 ms, each took the others for rivals."""
+    bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, busy=paths, _filled=True)
+    bbr._kept_s = [kept_s] * len(bbr._kept_s)
+    for at_s in (1.0, 2.0, 3.0):
+        bbr.sent(at_s, 30, 30)
+        for queued_s in (40e-3, 16e-3):
+            rtt_s = 5e-4 + queued_s
+            bbr.acknowledged(Delivery(at_s, 30, 30, 30, 1000, rtt_s, rtt_s, rtt_s, 1e4, False, rounds=0))
+    assert (bbr.compete is not None) is others
+
+
+@pytest.mark.parametrize(("paths", "others"), [(3, False), (1, True)])
+def test_nor_is_what_the_crew_keeps_while_this_path_keeps_still(paths: int, others: bool) -> None:
+    bbr = Bbr(phase=Probe.PROBE_RTT, bandwidth=1e4, busy=paths, _filled=True, _before_s=5e-4)
+    bbr._kept_s = [8e-3] * len(bbr._kept_s)
+    for at_s in (20.0, 20.3):
+        bbr.acknowledged(Delivery(at_s, 5, 5, 5, 5, 12e-3, 12e-3, 12e-3, 1e4, False, rounds=0))
+    assert bbr.phase == Probe.CRUISE and (bbr._beset > 0) is others
+
+
 def test_what_stood_a_second_ago_counts_no_more_nor_what_is_so_deep_that_others_fill_it() -> None:
     def answered(at_s: float, queued_s: float) -> float:
         rtt_s = 5e-4 + queued_s

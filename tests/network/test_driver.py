@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import select
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
 
@@ -778,22 +778,7 @@ def test_what_is_not_finite_or_overflows_counts_for_nothing(method: Averager, va
 # -- What a turn is worth
 
 
-class Polls:
-    """Says what the driver polls for, and wakes at once."""
-
-    def __init__(self, link: int) -> None:
-        self.link, self.wanted, self.waits_ms = link, select.POLLIN, list[float]()
-
-    def modify(self, fd: int, wanted: int) -> None:
-        assert fd == self.link
-        self.wanted = wanted
-
-    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
-        self.waits_ms.append(timeout_ms)
-        return []
-
-
-def test_datagrams_that_come_one_by_one_are_taken_together() -> None:
+def test_datagrams_that_come_one_by_one_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn of the driver for each would cost more than all that is done with them: 4 peers of 100 Mbit/s
     each kept two cores busy. Amid a message what comes wakes nobody for a millisecond, and a call does.
     """
@@ -801,7 +786,13 @@ def test_datagrams_that_come_one_by_one_are_taken_together() -> None:
         driver = Driver(Node(0, 2, seed=0), link, Identity("otters", 0), {1: other.address})
         driver.open(0.0, 0, Channel(rps, fp32, 40, probe_s=1.0, rtt_s=0.01), 7)
         engine = driver.engine
-        polls = engine._poll = Polls(link.fileno())  # type: ignore[assignment]
+        waits: list[tuple[set[int], float]] = []
+
+        def ready(reads: Sequence[int], writes: Sequence[int], within_s: float) -> set[int]:
+            waits.append((set(reads), within_s))
+            return set()
+
+        monkeypatch.setattr("ragtag.network.driver.engine.ready", ready)
         run = Run(0, MessageKey(0, 0, 0, 1), 0, 40, np.zeros((40, CHUNK_BYTES), np.uint8),
                   np.ones(40, np.float32), np.full(40, 2, np.uint64), None, True)  # fmt: skip
         framer = Framer(Identity("otters", 1), 5)
@@ -810,13 +801,14 @@ def test_datagrams_that_come_one_by_one_are_taken_together() -> None:
         def turn(part: Bytes) -> None:
             other.send(part, link.address)
             engine._turn()
-            engine._watch_link()
 
+        mailbox, both = {engine.mailbox.fileno()}, {engine.mailbox.fileno(), link.fileno()}
         turn(rows[:3])
-        assert polls.wanted == 0, "what comes next wakes nobody"
+        assert waits[-1][0] == both
         turn(rows[3:6])
-        assert polls.waits_ms[-1] <= 1e3 * QUANTUM_S
+        assert waits[-1][0] == mailbox, "what comes next wakes nobody"
+        assert waits[-1][1] <= QUANTUM_S
         turn(rows[6:])
-        assert polls.wanted == select.POLLIN, "the end of a message is heard of at once"
         engine._turn()
-        assert polls.waits_ms[-1] > 1e3 * QUANTUM_S
+        assert waits[-1][0] == both, "the end of a message is heard of at once"
+        assert waits[-1][1] > QUANTUM_S

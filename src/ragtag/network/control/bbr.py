@@ -391,6 +391,15 @@ class Bbr:
         standing_s, trains = min(self._stood_s), (self._paths - 1) * min(self._paths, _TURNS_MAX)
         return max(0.0, standing_s - trains * QUANTUM_S) if standing_s <= _STANDING_S else 0.0
 
+    @property
+    def _crews_s(self) -> float:
+        """How long a queue may stand that is the crew's: no longer than trains wait for each other, and than
+        windows have room for busy ends, if this peer's other paths stand for other senders to this receiver.
+        Those drain their part at other times than this path does.
+        """
+        room_s = _WINDOW[Probe.CRUISE] * self.kept_s if self._paths > 1 else 0.0
+        return max(_STANDING_S, room_s)
+
     def _unfilled(self, sample: Delivery) -> bool:
         """Whether what was answered has met no full queue.
 
@@ -466,9 +475,12 @@ class Bbr:
             rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
 
     def _look_for_others(self) -> None:
-        """A message or a cycle is over. In each this path drains what is its own; others' queue stands."""
+        """A message or a cycle is over. In each this path drains what is its own; others' queue stands.
+
+        Taken for others' a queue of the crew's own would have all its paths fill it, and lose what overflows.
+        """
         if self._lowest_s < math.inf:
-            self._beset_by(self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s))
+            self._beset_by(self._lowest_s > max(self._crews_s, _HELD * self._deepest_s))
             self._lowest_s = math.inf
 
     def _beset_by(self, others: bool) -> None:
@@ -559,7 +571,7 @@ class Bbr:
                 self._probe_rtt_until_s = sample.now_s + _PROBE_RTT_S
         elif sample.now_s >= self._probe_rtt_until_s:
             self._min_rtt_at_s = sample.now_s
-            others = self.min_rtt_s > self._before_s + _STANDING_S
+            others = self.min_rtt_s > self._before_s + self._crews_s
             self._beset_by(others)
             if others:  # what they keep in the queue is no part of the path; if it is, that shows in time
                 self.min_rtt_s = (self._before_s + self.min_rtt_s) / 2.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-import select
 import threading
 import time
 from collections import OrderedDict
@@ -45,6 +44,7 @@ from ragtag.core.types import (
 from ragtag.core.wire import Identity
 from ragtag.network.control.controller import QUANTUM_S
 from ragtag.network.driver.mailbox import DriverFailed, Mailbox, Promises
+from ragtag.network.driver.ready import ready
 from ragtag.network.link import Link
 from ragtag.network.link.flow import Flow
 from ragtag.network.link.frame import Framer
@@ -131,12 +131,6 @@ class Engine:
         self._knock_s = 0.0 if self._translated else math.inf
         self._close_by_s: float | None = None
         self._said_bye = False
-        self._watched = select.POLLIN
-        self._poll = select.poll()
-        self._poll.register(link.fileno(), select.POLLIN)
-        self._poll.register(self.mailbox.fileno(), select.POLLIN)
-        if agent is not None:
-            self._poll.register(agent.fileno(), select.POLLIN)
         self.thread = threading.Thread(target=self._run, name=f"ragtag-{node.me}", daemon=True)
 
     def now_s(self) -> float:
@@ -191,10 +185,8 @@ class Engine:
         frozen_until_s = self.injector.frozen_until_s(now_s)
         if frozen_until_s > now_s:
             threading.Event().wait(frozen_until_s - now_s)
-        self._watch_link()
-        ready = self._poll.poll(self._timeout_ms(self.now_s()))
+        came = self._await()
         now_s = self.now_s()
-        came = {fd for fd, _ in ready}
         if self.mailbox.fileno() in came:
             self.mailbox.woken()
         self.mailbox.run(now_s)
@@ -217,8 +209,8 @@ class Engine:
         if self._close_by_s is not None:
             self._take_leave(self.now_s(), self._close_by_s)
 
-    def _timeout_ms(self, now_s: float) -> float:
-        """How long to wait for the socket, in milliseconds: 0 while something can be sent."""
+    def _wait_s(self, now_s: float) -> float:
+        """How long to wait for the socket: 0 while something can be sent."""
         if len(self.mailbox):
             return 0
         due_s = min(self.outbox.due_s(now_s), self.link.due_s)
@@ -229,18 +221,20 @@ class Engine:
             due_s = min(due_s, self._close_by_s, now_s + _LOOK_S)
         if self._gathering:
             due_s = min(due_s, now_s + QUANTUM_S)
-        return min(1.0, max(0.0, due_s - now_s)) * 1e3
+        return min(1.0, max(0.0, due_s - now_s))
 
-    def _watch_link(self) -> None:
-        """Have the poll wake when something comes, and while the socket is full when it has room again.
+    def _await(self) -> set[int]:
+        """Wait until something comes, or is due, or while the socket is full until it has room again.
 
-        Amid a message it does not wake: where datagrams come one by one, a turn for each would cost more than
-        all that is done with them. They gather for as long as a paced train takes.
+        Amid a message what comes wakes nobody: where datagrams come one by one, a turn for each would cost
+        more than all that is done with them. They gather for as long as a paced train takes.
         """
-        wanted = (0 if self._gathering else select.POLLIN) | (select.POLLOUT if self.outbox.blocked else 0)
-        if wanted != self._watched:
-            self._poll.modify(self.link.fileno(), wanted)
-            self._watched = wanted
+        link, reads = self.link.fileno(), [self.mailbox.fileno()]
+        if not self._gathering:
+            reads.append(link)
+        if self.reach is not None:
+            reads.append(self.reach.agent.fileno())
+        return ready(reads, [link] if self.outbox.blocked else [], self._wait_s(self.now_s()))
 
     def _receive(self, now_s: float) -> bool:
         taken = self.inbox.receive(now_s)

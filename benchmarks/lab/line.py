@@ -23,7 +23,7 @@ SIZE = 1194
 VALUES = 1088
 """Bytes of values in it."""
 TICK_S = 1e-3
-"""A driver that waits for its next train wakes at multiples of this, as one does on a machine that is busy."""
+"""A driver that waits for its next train wakes at multiples of this, as on a busy machine."""
 
 
 def datagrams(mbit: float) -> float:

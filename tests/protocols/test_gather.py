@@ -88,6 +88,14 @@ def test_who_has_no_weight_takes_and_gives_nothing() -> None:
         assert part.factor == pytest.approx([0.5] * 8)
 
 
+def test_rows_of_one_that_hears_nobody_count_as_if_all_had_been_heard() -> None:
+    world = World(3, gather, MOST)
+    world.dead |= {1: 0.0, 2: 0.0}
+    part = offered(world, [[4, 4, 4]]).outcomes[0][0].gathered
+    assert part is not None and len(part.rows) > 0
+    assert part.factor == pytest.approx([1 / 3] * len(part.rows))
+
+
 def test_nobody_offers_anything() -> None:
     world = offered(World(4, gather, MOST), [[0, 0, 0, 0]] * 2)
     for outcomes in world.outcomes:
@@ -221,3 +229,4 @@ def test_in_place_of_a_round_all_that_was_offered_goes_back() -> None:
     assert len(outcome.gathered.rows) == len(outcome.gathered.factor) == len(outcome.gathered.block) == 0
     assert outcome.gathered.whole.all() and not outcome.gathered.none.any(), "nothing more is waited for"
     assert (outcome.weight == 0).all() and (outcome.heard == 0).all() and not outcome.averaged.any()
+    assert outcome.mean.dtype == np.float32 and outcome.mean.size == 0

@@ -24,6 +24,7 @@ from ragtag.protocols.membership.wire import (
     Record,
     Refused,
     Seal,
+    crew_id,
     gossip_of,
     packed,
     record_of,
@@ -85,6 +86,10 @@ def test_one_number_twice_tells_nothing_of_either_message() -> None:
             secret = mixed(data[one][first:], data[other][first:])
             same = sum(a == b for a, b in zip(clear, secret, strict=False))
             assert same < len(clear) / 4
+
+
+def test_a_crew_has_one_number_in_all_versions() -> None:
+    assert (crew_id(bytes(32)), crew_id(b"k" * 32)) == (129324546, 2146555050)
 
 
 def mixed(one: bytes, other: bytes) -> bytes:

@@ -576,6 +576,15 @@ def test_silence_is_counted_and_forgotten() -> None:
     assert node.live == {0, 1}
 
 
+def test_a_meeting_tells_for_whom_it_waits() -> None:
+    node = hand()
+    assert node.awaited(7) == set()
+    node.step(0.0, Tell(7, b"mine", 9.0))
+    assert node.awaited(7) == {1, 2} and node.awaited(8) == set()
+    node.step(0.1, Left(2))
+    assert node.awaited(7) == {1}
+
+
 @pytest.mark.parametrize(
     ("there", "left", "waits_for"),
     [(None, set(), set()), ({0, 1}, set(), {1}), ({0, 1, 2}, {2}, {1}), ({2}, set(), {2})],

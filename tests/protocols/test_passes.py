@@ -140,6 +140,11 @@ def test_the_table_is_bounded_and_forgets_what_has_ended() -> None:
     assert [void.person for void in known.void()] == ["bob"] and len(known._names) == 1
 
 
+def test_a_revocation_is_kept_until_the_last_pass_that_it_voids_has_ended_on_all_clocks() -> None:
+    end_s = VOID.serial / 1e6 + PASS_DAYS_MAX * DAY_S + 2 * SKEW_S
+    assert passes().revoke(VOID, end_s - 1.0) and not passes().revoke(VOID, end_s + 1.0)
+
+
 @pytest.mark.parametrize("name", ["", "a" * 33, "al ice", "álice", "-alice", "alice\n", "a/b", "\0"])
 def test_what_is_no_name_is_refused(name: str) -> None:
     assert not is_name(name)

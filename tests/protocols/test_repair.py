@@ -197,6 +197,15 @@ def test_a_request_in_several_parts_is_answered_with_all_its_copies_and_in_no_ot
     assert isinstance(effect, Send) and effect.run.mask is not None
     assert np.array_equal(effect.run.mask, missing)
     assert repairer.answer(replace(request(0, KEY, missing, 2, COPIES), peer=5, total=2 * 3), 9.0) == []
+    later = replace(request(0, KEY, missing, 2, COPIES), peer=5)
+
+    def rows(first: int, count: int) -> int:
+        """How many answers these of its rows bring."""
+        at = slice(first, first + count)
+        some = replace(later, first=first, payload=later.payload[at], heard=later.heard[at])
+        return len(repairer.answer(some, 9.0))
+
+    assert [rows(1, 2), rows(0, 1), rows(3, 1), rows(2, 1)] == [1, 1, 0, 0], "each of its parts once"
 
 
 # -- A share that is enough

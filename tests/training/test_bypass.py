@@ -340,6 +340,8 @@ def test_the_times_are_made_of_what_was_measured() -> None:
     # 1088 bytes to the other at the rate at which half of the message went in 10 ms
     assert found.sparse_s == pytest.approx(0.003 + 0.002 + 0.01 * 1088 / (50 * 1088))
     assert found.sparse
+    parts = one._by_parts()
+    assert parts is not None and found.break_even_bytes_per_s == parts.break_even_bytes_per_s > 0
 
 
 def test_a_slow_link_gets_selections_and_a_fast_one_all() -> None:

@@ -43,6 +43,7 @@ class Scripted(FakeTransport):
     over: bool = True
     newest: int = 1_000
     offered: list[tuple[float, float, frozenset[int]]] = field(default_factory=list)
+    deadlines: list[float | None] = field(default_factory=list)
 
     def heard_of(self, channel: int) -> int:
         return self.newest
@@ -59,6 +60,7 @@ class Scripted(FakeTransport):
         number: int = -1,
     ) -> Scripted:
         self.offered.append((float(values.reshape(-1)[0]), weight, aside))
+        self.deadlines.append(deadline_s)
         self.values = values
         return self
 
@@ -76,14 +78,17 @@ class Scripted(FakeTransport):
         )
 
 
-def slow(means: list[float | None], late: tuple[int, ...] = ()) -> tuple[Scripted, Callable[[float], float]]:
+def slow(
+    means: list[float | None], late: tuple[int, ...] = (), deadline_s: float | None = None
+) -> tuple[Scripted, Callable[[float], float]]:
     """Peer 2 of 3, which knows itself to be slow; the function takes a step and returns the weight."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     transport = Scripted(FakeCrew(3), 2, means=means, late=late)
     optimizer = CrewOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model
-    )
+        torch.optim.SGD(model.parameters(), lr=1.0), transport, schedule=Partial(), model=model,
+        deadline_s=deadline_s,
+    )  # fmt: skip
     optimizer._averaged.scheduling = Told(Partial(), transport, "model")
 
     def step(by: float) -> float:
@@ -100,6 +105,13 @@ def test_a_slow_peer_brings_what_it_learned_to_where_the_crew_is() -> None:
     assert step(-3.0) == 6.0  # it takes 9, and computes on while it offers 6
     aside = frozenset({2})
     assert transport.offered == [(0.5, 1.0, aside), (1.0, 0.0, aside), (6.0, 1.0, aside)]
+
+
+def test_all_its_rounds_have_the_callers_deadline() -> None:
+    transport, step = slow([1.0, 9.0], deadline_s=5.0)
+    step(0.5)
+    step(-3.0)
+    assert transport.deadlines == [5.0] * 3
 
 
 def test_what_its_offer_came_to_it_takes_at_its_next_turn() -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import ragtag
 from ragtag import schedules
+from ragtag.app.crew.transport import SoloTransport
 from ragtag.codecs.sparse.feedback import ErrorFeedback
 from ragtag.codecs.sparse.gather import add_rows
 from ragtag.codecs.sparse.pack import Values
@@ -25,10 +26,11 @@ from ragtag.core.channels import channel_of
 from ragtag.core.errors import NotFinite
 from ragtag.core.faults import Faults
 from ragtag.core.schema import SchemaMismatch
-from ragtag.core.types import Average, Gathered, Offer, Outcome
+from ragtag.core.types import Average, Gathered, Noted, Offer, Outcome
 from ragtag.optim.outer import Nesterov
 from ragtag.protocols.groups.channel import Moshpit, RandomGroups
 from ragtag.protocols.rounds.allreduce import AllReduce
+from ragtag.protocols.rounds.base import UNSOUND
 from ragtag.protocols.rounds.rps import RPS
 from ragtag.schedules.base import Decision, Progress, Skip
 from ragtag.simulation.cost import ComputeCost
@@ -91,6 +93,43 @@ def replica(optimizer: CrewOptimizer) -> SparseReplica:
     found = optimizer._averaged.sparse
     assert isinstance(found, SparseReplica)
     return found
+
+
+def test_what_could_not_be_sent_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that has ended, say: the residual is as it was, and no ticket is open."""
+    model = net(1)
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), SoloTransport(0), model=model, average="gradients",
+        compress=plain(ratio=0.05, resync=0), align=False,
+    )  # fmt: skip
+    steps(model, optimizer, 0, 2)
+    found = replica(optimizer)
+    loss_of(model, 0, 2).backward()
+    before, fails = found.feedback.residual.copy(), RuntimeError("gone")
+
+    def offer(*_: object) -> None:
+        raise fails
+
+    with monkeypatch.context() as now, pytest.raises(RuntimeError, match="gone"):
+        now.setattr(found._transport, "offer", offer)
+        found.begin()
+    assert found.feedback.tickets() == []
+    np.testing.assert_allclose(found.feedback.residual, before + found._flat, atol=1e-6)
+
+
+def test_a_sum_that_is_not_finite_is_noted_and_counts_for_nothing() -> None:
+    model, notes = net(1), list[Noted]()
+    optimizer = CrewOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), SoloTransport(0), model=model, average="gradients",
+        compress=plain(ratio=0.05, resync=0), align=False, on_note=notes.append,
+    )  # fmt: skip
+    steps(model, optimizer, 0, 1)
+    found = replica(optimizer)
+    found._mean[:] = 1.0
+    found._mean[2] = np.inf
+    found._leave_out_overflow(7)
+    assert notes == [Noted(UNSOUND, -1, "the sum of round 7 has 1 values that are not finite")]
+    assert found._mean[2] == 0.0 and (np.delete(found._mean, 2) == 1.0).all()
 
 
 # -- What is applied

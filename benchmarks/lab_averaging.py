@@ -274,7 +274,7 @@ def main() -> None:
     )
     parser.add_argument("--limit-s", type=float, default=60.0, help="for each way at each loss")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "lab_averaging.json",
-                        help="this run is added to those that it has")  # fmt: skip
+                        help="a file of runs, each by a command of its own")  # fmt: skip
     parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:

@@ -146,12 +146,13 @@ def main() -> None:
         sys.exit(reason)
     made, rows = how(), []
     for mbit in asked.rates:
-        rows += measure(mbit, asked)
-        found = {**made, "values": asked.values, "loss": asked.loss, "verdicts": verdicts(rows), "rows": rows}
-        for verdict in verdicts(rows):
-            if verdict["mbit"] == mbit:
-                print(json.dumps(verdict), flush=True)
+        measured = measure(mbit, asked)
+        for verdict in verdicts(measured):
+            print(json.dumps(verdict), flush=True)
+        rows += measured
         if asked.json:
+            setting = {"values": asked.values, "loss": asked.loss}
+            found = {**made, **setting, "verdicts": verdicts(rows), "rows": rows}
             asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return None
 

@@ -1079,6 +1079,27 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_bbr.py", "-k", "windows_explain or keeps_while_this_path"),
     ),
     Sabotage(
+        "rate control: paths of one peer claim together whatever each has found alone",
+        "src/ragtag/network/control/path.py",
+        "min(1.0, _UPLINK_PROBING * self.rate / wanted)",
+        "1.0",
+        ("tests/network/test_uplink.py", "-k", "no_more_together"),
+    ),
+    Sabotage(
+        "rate control: a late driver makes up for all of it, whatever was lost",
+        "src/ragtag/network/control/path.py",
+        "most_s = min(2.0 * self._late_s, self.control.makeup_s)",
+        "most_s = 2.0 * self._late_s",
+        ("tests/network/test_bbr.py", "-k", "wake_rarely"),
+    ),
+    Sabotage(
+        "rate control: what a full queue lost long before passes for the path's own",
+        "src/ragtag/network/control/bbr.py",
+        "if sample.rtt_s is None or sample.tx_span_s > self._deepest_s / 2.0:",
+        "if sample.rtt_s is None:",
+        ("tests/network/test_bbr.py", "-k", "long_after_a_full_queue"),
+    ),
+    Sabotage(
         "repair: requests and answers wait behind messages",
         "src/ragtag/network/link/flow.py",
         "        if outgoing.first:",

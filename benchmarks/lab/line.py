@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ragtag.core.seed import generator
 from ragtag.network.control.controller import Controller
-from ragtag.network.control.path import Path, claim_alike
+from ragtag.network.control.path import Path, Uplink
 from ragtag.simulation.loop import Loop
 
 SIZE = 1194
@@ -140,6 +140,7 @@ class Sender:
     keeps_s: Callable[[float], float] = lambda _: TICK_S
     siblings: list[Sender] = field(default_factory=list)
     came: list[tuple[float, int]] = field(default_factory=list)
+    uplink: Uplink = field(default_factory=Uplink)
     _planned_s: float = math.inf
     _asked: int = 0
     _highest: tuple[int, float] = (0, 0.0)
@@ -159,7 +160,8 @@ class Sender:
     def wake(self) -> None:
         """Send what may leave, and plan the next time."""
         path, loop = self.path, self.loop
-        claim_alike([other.path for other in self.siblings if other.backlog > 0])
+        busy = [other.path for other in self.siblings if other.backlog > 0]
+        self.siblings[0].uplink.claim(loop.now_s, busy, (other.path for other in self.siblings))
         while self.backlog > 0 and (k := int(min(path.train(loop.now_s), self.backlog))) > 0:
             first = not path.in_flight
             asks = first or path.allowance <= k

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
 
+from benchmarks.lab import line as lines
 from benchmarks.lab.line import Crew, Line, Sender, Tcp, datagrams, share_beside_tcp
+from ragtag.core.seed import generator
 from ragtag.network.control.bbr import WINDOW_MIN, Ambient, Bbr, Cubic, Losses, Overtaken, Probe, Settled
 from ragtag.network.control.controller import Delivery
 from ragtag.network.control.window import LossWindow
@@ -346,9 +349,10 @@ def test_a_startup_that_overtaken_datagrams_ended_goes_on() -> None:
     answered(1, 40, 40)
     answered(2, 40, 20)
     answered(3, 1, 1)
-    assert control.longterm < math.inf and control.phase != Probe.STARTUP
+    assert control.longterm < math.inf and control.phase != Probe.STARTUP and control.makeup_s < math.inf
     answered(3, 2, 20)
     assert control.longterm == math.inf and control.phase == Probe.STARTUP
+    assert control.makeup_s == math.inf
 
 
 def test_a_crew_across_the_ocean() -> None:
@@ -537,3 +541,60 @@ def test_paths_that_take_turns_find_no_more_together_than_their_line_carries() -
         rates = [one.path.control.bandwidth for one in crew.senders]
         found += [sum(rates[first : first + 3]) for first in range(0, 12, 3)]
     assert median(found) < 1.4 * datagrams(100.0)
+
+
+def test_what_leaves_long_after_a_full_queue_speaks_for_nothing_that_met_it() -> None:
+    """Of a train that overflows a queue the last datagram is lost, which asks for an answer. The next train's
+    last one is the first to be answered, and waits for nothing: what was lost is not the path's all the same.
+    """
+
+    overflown = Delivery(
+        0, 200, 100, 200, 1000, 1.5e-3, 1e-3, 1e-3, None, False, tx_in_flight=200, tx_first=150
+    )
+
+    def seen(tx_span_s: float) -> float:
+        path = Bbr(bandwidth=1e4, min_rtt_s=1e-3, _filled=True, phase=Probe.CRUISE, _deepest_s=0.04)
+        for i in range(1, 4):
+            path.acknowledged(replace(overflown, now_s=i, rounds=i, tx_span_s=tx_span_s))
+        return path.ambient.share
+
+    assert seen(tx_span_s=0.03) == 0.0
+    assert seen(tx_span_s=0.01) > 0.3, "no queue is empty so soon after it was full"
+
+
+def test_a_late_driver_makes_up_for_less_where_queues_overflow_and_for_more_again_with_time() -> None:
+    path = Bbr(bandwidth=1e4, rate=1e4, min_rtt_s=1e-3, window=500.0, _filled=True, phase=Probe.CRUISE)
+    path.ambient.learn(1000, 0)
+
+    def goes_on(round_: int, delivered: int, sent: int) -> None:
+        path.sent(float(round_), sent, 300)
+        path.acknowledged(
+            Delivery(round_, 200, delivered, 300, 1000, 0.03, 0.03, 1e-3, 1e4, False, round_, 300)
+        )
+
+    goes_on(1, 200, 410)
+    assert path.makeup_s == math.inf, "nothing is lost"
+    path.rate = 1e4
+    goes_on(2, 100, 10)
+    assert path.makeup_s == pytest.approx(0.02), "half of what the longest train of late made up for"
+    for round_ in range(3, 9):
+        path.rate = 1e4
+        goes_on(round_, 100, 10)
+    assert path.makeup_s == pytest.approx(4e-3), "so much any queue takes"
+    for _ in range(3):
+        path._enter(Probe.DOWN)
+    assert path.makeup_s == pytest.approx(1.25**3 * 4e-3)
+
+
+def test_drivers_that_wake_rarely_lose_little_in_a_queue_as_long_as_they_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of three paths found the line its own while the others waited, and made up for all of its sleep at
+    once: a fifth of what a crew sent was lost on a line that loses nothing.
+    """
+    monkeypatch.setattr(lines, "TICK_S", 0.02)
+    draws = generator(0, "busy ends")
+    crew = Crew(Bbr, 4, mbit=100.0, mb=4.0, queue_ms=20.0, keeps_s=lambda _: float(draws.uniform(0.0, 0.04)))
+    found = [crew.average() for _ in range(16)][6:]
+    assert sum(one.dropped for one in found) < 0.05 * sum(one.sent for one in found)
+    assert median(one.s for one in found) < 2.0 * found[0].limit_s

@@ -400,6 +400,7 @@ class Paced:
     def __init__(self, window: float = 1000.0, rate: float = np.inf) -> None:
         self.window, self.rate = window, rate
         self.fair, self.bandwidth, self.busy, self.train_s = 0.0, 0.0, 1, 1e-3
+        self.part, self.makeup_s = 1.0, np.inf
         self.found = False
         self.left: list[tuple[float, int, int]] = []
         self.samples: list[Delivery] = []
@@ -423,6 +424,17 @@ def test_a_controller_is_told_of_all_that_left_and_of_what_came_of_it() -> None:
     assert first.rtt_s == pytest.approx(0.15), "the 24th left in the second train"
     assert (second.passed, second.delivered, second.in_flight, second.granted) == (6, 3, 6, 400)
     assert second.rtt_s == pytest.approx(0.25) and second.min_rtt_s == pytest.approx(0.15)
+    assert first.tx_span_s == pytest.approx(0.1) and first.tx_first == 20
+    assert second.tx_span_s == 0.0 and second.tx_first == 30
+
+
+def test_a_late_driver_makes_up_for_no_more_than_its_controller_says() -> None:
+    path = Path(control := Paced(rate=1000.0))
+    for i in range(20):  # trains of a millisecond, each ten late
+        path.send(1.0 + 0.02 * i, min(1, path.train(1.0 + 0.02 * i)))
+    assert path.train(2.0) > 20
+    control.makeup_s = 4e-3
+    assert path.train(2.0) == 5
 
 
 @pytest.mark.parametrize("rate", [100.0, 4000.0])

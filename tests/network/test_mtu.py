@@ -364,6 +364,7 @@ class Told:
     """A controller that keeps what it is told."""
 
     window, rate, fair, bandwidth, busy, train_s = 1000.0, np.inf, 0.0, 0.0, 1, 1e-3
+    part, makeup_s = 1.0, np.inf
 
     def __init__(self) -> None:
         self.samples: list[Delivery] = []

@@ -64,6 +64,7 @@ class Heard:
     """A controller that keeps what it is told."""
 
     window, rate, fair, bandwidth, busy, train_s = 64.0, np.inf, 0.0, 0.0, 1, 1e-3
+    part, makeup_s = 1.0, np.inf
 
     def __init__(self, samples: list[Delivery]) -> None:
         self.samples = samples

@@ -228,6 +228,7 @@ class BeforeLoss:
     shortterm: float
     filled: bool
     short: bool
+    makeup_s: float
     came: float = 0.0
 
 
@@ -283,6 +284,8 @@ class Bbr:
     rate: float = math.inf
     busy: int = 1
     fair: float = 0.0
+    part: float = 1.0
+    makeup_s: float = math.inf
     phase: Probe = Probe.STARTUP
     bandwidth: float = 0.0
     min_rtt_s: float = math.inf
@@ -312,6 +315,7 @@ class Bbr:
     _stood_s: tuple[float, float] = (math.inf, math.inf)  # at least, before and since the time below
     _stood_since_s: float = 0.0
     _paths: int = 1  # of this peer that were busy at once
+    _made_up_s: tuple[float, float] = (0.0, 0.0)  # by one train at most, in the last round and in this one
     _most: int = 0  # datagrams under way in this round at most
     _beset: int = 0  # of the last ones, in how many others kept a queue
     _before_s: float = math.inf  # the shortest round trip, before it is looked for anew
@@ -319,6 +323,9 @@ class Bbr:
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
+        if self.rate < math.inf:
+            longest_s = max(self._made_up_s[1], count / self.rate - self.train_s)
+            self._made_up_s = self._made_up_s[0], longest_s
         if count != in_flight:
             return
         self._look_for_others()
@@ -410,7 +417,9 @@ class Bbr:
         light = max(self._to_send(self.product) / 2, self._rate() * QUANTUM_S + 1, WINDOW_MIN)
         if sample.tx_first <= light:
             return not self._queueing
-        return sample.rtt_s is not None and self._queued_s <= _EMPTY_S <= self._deepest_s / _DEEP
+        if sample.rtt_s is None or sample.tx_span_s > self._deepest_s / 2.0:
+            return False
+        return self._queued_s <= _EMPTY_S <= self._deepest_s / _DEEP
 
     @property
     def found(self) -> bool:
@@ -464,6 +473,7 @@ class Bbr:
         elif self.ambient.exceeded(seen) and not self._grew:
             self._lose(sample)
         self._peak_s, self._most = 0.0, 0
+        self._made_up_s = self._made_up_s[1], 0.0
 
     def _contend(self, sample: Delivery) -> None:
         """Grow and shrink as those do that keep the queue full, so that this path keeps its share."""
@@ -495,10 +505,12 @@ class Bbr:
         """More was lost in a round than the path loses of itself."""
         self._before_loss = BeforeLoss(
             self._round, self._seen.lost, self.phase, self.longterm, self.shortterm,
-            self._filled, self._short,
+            self._filled, self._short, self.makeup_s,
         )  # fmt: skip
         if self._deepest_s < 2.0 * self._meeting_s:  # what overflows has never shown more than that
             self._short |= self.ambient.exceeded(self._seen, _LOSS_SHORT)
+        least_s = QUANTUM_S if self._short else _MEETING_S
+        self.makeup_s = max(min(self.makeup_s, max(self._made_up_s)) / 2.0, least_s)
         if self.phase in _PROBING:
             needed = self._to_send(self.product + self._rate() * (self.kept_s + QUANTUM_S))
             self.longterm = max(needed, _BETA * min(self.window, sample.in_flight), WINDOW_MIN)
@@ -518,6 +530,7 @@ class Bbr:
         if before.came >= before.lost / 2.0:
             self.phase, self.longterm, self.shortterm = before.phase, before.longterm, before.shortterm
             self._filled, self._full_rounds, self._short = before.filled, 0, before.short
+            self.makeup_s = before.makeup_s
             self._before_loss = None
 
     def _move(self, sample: Delivery) -> None:
@@ -561,6 +574,7 @@ class Bbr:
                 self._cycle = self._cycle[1], 0.0
             self._look_for_others()
             self.ambient.age()
+            self.makeup_s = _GROWTH * self.makeup_s
             self._deepest_s *= _KEEP
         self.phase, self._began = phase, self._round
 
@@ -590,7 +604,7 @@ class Bbr:
         came through, a datagram in seconds, would hold a path for as long again.
         """
         least = WINDOW_MIN / self.min_rtt_s if 0.0 < self.min_rtt_s < math.inf else 0.0
-        pacing = max(_PACING[self.phase] * max(rate, self.fair), least)
+        pacing = max(_PACING[self.phase] * self.part * max(rate, self.fair), least)
         if pacing > 0.0 and (self._filled or pacing > self.rate or self.rate == math.inf):
             self.rate = pacing
 
@@ -599,8 +613,8 @@ class Bbr:
         if rate <= 0.0:
             rate = self.window / max(sample.srtt_s, 1e-3)
         self._pace(rate)
-        target = self._to_send(_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s))
-        target = max(target, max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
+        target = self._to_send(_WINDOW[self.phase] * self.part * (self.product + self._rate() * self.kept_s))
+        target = max(target, self.part * max(rate, self.fair) * (self.train_s + 2.0 * QUANTUM_S), WINDOW_MIN)
         if self._filled:
             self.window = min(self.window + sample.passed, target + rate * self._others_s)
         elif self.window < target:

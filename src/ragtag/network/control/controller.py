@@ -39,6 +39,7 @@ class Delivery:
     at_least: datagrams a second that the path delivers at least, where it was all that there was to send, and
         was there before a rate could be measured; 0: not known.
     tx_first: datagrams under way when the first of what was passed left.
+    tx_span_s: how long before the last of it that was.
     """
 
     now_s: float
@@ -57,6 +58,7 @@ class Delivery:
     together: int = 1
     at_least: float = 0.0
     tx_first: int = 0
+    tx_span_s: float = 0.0
 
 
 class Controller(Protocol):
@@ -67,6 +69,13 @@ class Controller(Protocol):
     fair: float
     """Datagrams a second that this path may claim: its part of what all busy paths of this peer deliver. They
     mostly share its uplink, and of what they carry the last to arrive is waited for."""
+    part: float
+    """How much of what it would send a path may: less than 1 where the busy ones' sum is more than goes
+    through."""
+
+    makeup_s: float
+    """For how long a train may make up whose driver was late; inf: as long as it was. It leaves at once, and
+    what finds no room in the queue is lost."""
 
     @property
     def bandwidth(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragtag.network.control.bbr import Bbr, Losses
@@ -32,6 +32,9 @@ seconds would fill its window for minutes."""
 _GRANULARITY_S = 1e-3
 _UNKNOWN_S = 0.1  # until there is an answer nothing is measured; peers begin to meet at the same pace
 _SPAN_TRAINS = 5  # over less, the rate of single trains would be measured
+_UPLINK_SPANS = 32  # of which the most counts: what has become narrower shows after them
+_UPLINK_ROUNDS = 4.0  # round trips in one: over less, answers that came together would pass for a rate
+_UPLINK_PROBING = 1.25  # paths claim so many times the most that was seen, as one path's probe does (``bbr``)
 
 
 class _Departure(NamedTuple):
@@ -162,23 +165,26 @@ class Path:
             self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
 
-    def claim(self, fair: float, busy: int) -> None:
-        """Take part in what ``busy`` paths of this peer send, each as much as ``fair`` datagrams a second.
+    def claim(self, fair: float, busy: int, part: float = 1.0) -> None:
+        """Take part in what ``busy`` paths of this peer send: ``part`` of ``fair`` datagrams a second, or of
+        what it has found.
 
         A first window is the peer's, not the path's: all leave it by one line, and what reached a short queue
         from 15 paths at once would be lost, a tenth of a first round.
         """
-        self.control.fair, self.control.busy = fair, busy
+        self.control.fair, self.control.busy, self.control.part = fair, busy, part
         if not self._used:
             self.control.window = max(float(WINDOW_MIN), WINDOW_FIRST / busy)
 
     def _behind_s(self, now_s: float) -> float:
         """For how long a train could have left already, as its driver was busy: so much is made up for.
 
-        Not more than twice what is usual, lest a peer that stood still sends all at once what it could not. A
-        path that had nothing to send, or no room in its window, is not behind.
+        Not more than twice what is usual, lest a peer that stood still sends all at once what it could not,
+        nor more than queues take (``Controller.makeup_s``). A path that had nothing to send, or no room in
+        its window, is not behind.
         """
-        return 0.0 if self._held else min(max(0.0, now_s - self._next_s), 2.0 * self._late_s)
+        most_s = min(2.0 * self._late_s, self.control.makeup_s)
+        return 0.0 if self._held else min(max(0.0, now_s - self._next_s), most_s)
 
     def idle(self) -> None:
         """There is nothing more to send, though the window has room: what comes says little of the path."""
@@ -206,7 +212,7 @@ class Path:
         if highest <= self.acked:
             return  # overtaken or repeated: how long it took says nothing about the path
         ends = self._ends_silence(now_s)
-        left, tx_in_flight, tx_first = self._left(highest)
+        left, tx_in_flight, first = self._left(highest)
         rtt_s = None
         if left is not None:
             took_s = now_s - left.at_s
@@ -226,7 +232,7 @@ class Path:
         self._recent.lost = max(0.0, self._recent.lost)  # what comes late was counted before
         if highest > self._round_ends and now_s >= self._round_until_s:
             self._rounds, self._round_ends = self._rounds + 1, self.sent
-            self._round_until_s = now_s + self._span_s
+            self._round_until_s = now_s + self.span_s
         rate, at_least = (None, 0.0) if left is None else self._rate(now_s - kept_s, left)
         self.control.acknowledged(
             Delivery(
@@ -245,7 +251,8 @@ class Path:
                 kept_s,
                 self.mtu.packets,
                 at_least,
-                tx_first,
+                first.in_flight if first else 0,
+                left.at_s - first.at_s if first and left else 0.0,
             )
         )
 
@@ -331,19 +338,19 @@ class Path:
         return self.acked >= WINDOW_MIN and self.loss > 1e-3
 
     @property
-    def _span_s(self) -> float:
+    def span_s(self) -> float:
         """Over how long a rate is measured at least: paths that are busy at once take turns."""
         return _SPAN_TRAINS * self.control.train_s
 
-    def _left(self, number: int) -> tuple[_Departure | None, int, int]:
-        """When a number left, and what was under way at most since the last answer's, and at first.
+    def _left(self, number: int) -> tuple[_Departure | None, int, _Departure | None]:
+        """When a number left, and what was under way at most since the last answer's, and what left first.
 
         What left before it is not asked for again.
         """
         departures, most = self._departures, 0
         while departures and departures[0].last <= self.acked:
             departures.popleft()
-        first = departures[0].in_flight if departures else 0
+        first = departures[0] if departures else None
         while departures and departures[0].last < number:
             most = max(most, departures.popleft().in_flight)
         if not departures or number <= self._forgotten:
@@ -396,10 +403,10 @@ class Path:
         if left.at_s < self._silent_until_s:
             self._measured = None
             return None, 0.0
-        if came_s - left.delivered_s < self._span_s and self._measured is not None:
+        if came_s - left.delivered_s < self.span_s and self._measured is not None:
             since = self._measured
         took_s = max(left.at_s - since.left_s, came_s - since.came_s)
-        least_s = max(self.min_rtt_s, self._span_s)
+        least_s = max(self.min_rtt_s, self.span_s)
         if took_s >= least_s:
             self._measured = _Measured(self.received, came_s, left.at_s)
             return (self.received - since.received) / took_s, 0.0
@@ -413,9 +420,46 @@ def _times(loss: float) -> int:
     return math.ceil(math.log(1e-3) / math.log(min(loss, 0.9)))
 
 
-def claim_alike(paths: Sequence[Path]) -> None:
-    """Tell paths of one peer that have something to send what each may claim: as much as any other."""
-    if paths:
-        fair = sum(path.control.bandwidth for path in paths) / len(paths)
-        for path in paths:
-            path.claim(fair, len(paths))
+class Uplink:
+    """The line that the paths of one peer mostly share.
+
+    A path that sends while others wait finds the whole line its own. So the rates that all have found are
+    more than the line takes at once, up to as many times more as there are paths, and what their sum paces
+    into the queue is lost there. What all have delivered in the same time is never more than the line takes.
+
+    rate: datagrams a second that several paths have delivered at once, at most; inf: not known.
+    """
+
+    def __init__(self) -> None:
+        self.rate = math.inf
+        self._spans = deque[float](maxlen=_UPLINK_SPANS)
+        self._since_s, self._before = math.inf, 0
+
+    def claim(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
+        """Tell the ``busy`` ones of a peer's ``paths``, those that have something to send, what each may
+        claim: as much as any other, and together hardly more than was seen to go through.
+        """
+        self._look(now_s, busy, paths)
+        if not busy:
+            return
+        found = [path.control.bandwidth for path in busy]
+        fair = sum(found) / len(found)
+        wanted = sum(max(rate, fair) for rate in found)
+        known = len(busy) > 1 and all(path.control.found for path in busy)  # else one still finds its rate
+        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if known and wanted else 1.0
+        for path in busy:
+            path.claim(fair, len(busy), part)
+
+    def _look(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
+        """Measure what comes through, from one time to a later one between which several paths are busy."""
+        if len(busy) < 2:
+            self._since_s = math.inf
+            return
+        span_s = max(max(path.span_s, _UPLINK_ROUNDS * path.srtt_s) for path in busy)
+        if now_s - self._since_s >= span_s:
+            received = sum(path.received for path in paths)
+            self._spans.append((received - self._before) / (now_s - self._since_s))
+            self.rate = max(self._spans)
+            self._since_s, self._before = now_s, received
+        elif self._since_s == math.inf:
+            self._since_s, self._before = now_s, sum(path.received for path in paths)

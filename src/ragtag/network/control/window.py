@@ -40,6 +40,8 @@ class LossWindow:
     busy: int = 1
     train_s: float = QUANTUM_S
     fair: float = 0.0
+    part: float = 1.0
+    makeup_s: float = math.inf
     bandwidth: float = 0.0
     found: bool = False
     _passed: int = 0  # since the last look
@@ -120,6 +122,8 @@ class OverStream:
     busy: int = 1
     train_s: float = QUANTUM_S
     fair: float = 0.0
+    part: float = 1.0
+    makeup_s: float = math.inf
     bandwidth: float = 0.0
     found: bool = False
 

@@ -12,7 +12,7 @@ from ragtag.core.types import PEERS_MAX, Bytes, Outcome, PeerId, Send
 from ragtag.core.wire import DATAGRAM_BYTES, HEADER_BYTES, Kind
 from ragtag.network.control.controller import WINDOW_FIRST
 from ragtag.network.control.mtu import PACKETS_MAX
-from ragtag.network.control.path import PINGS, claim_alike
+from ragtag.network.control.path import PINGS, Uplink
 from ragtag.network.link.flow import Ending, Flow, Hold, Outgoing
 from ragtag.network.link.frame import Framer
 from ragtag.network.link.inject import Injector
@@ -38,6 +38,7 @@ class Outbox:
     def __init__(self, link: Link, framer: Framer, injector: Injector, flows: dict[PeerId, Flow]) -> None:
         self._link, self._framer, self._injector, self._flows = link, framer, injector, flows
         self._busy: dict[PeerId, Flow] = {}  # with something queued, now or just before
+        self._uplink = Uplink()
         self._capacity = link.capacity
         self._done: dict[int, int] = {}  # by channel, the newest round that is done
         self.clock_ns = time.time_ns
@@ -149,7 +150,8 @@ class Outbox:
             if flow.held is not None:
                 flow.held_s[flow.held] = flow.held_s.get(flow.held, 0.0) + since_s
         self.blocked = False
-        claim_alike([flow.path for flow in self._busy.values() if flow.queue])
+        busy = [flow.path for flow in self._busy.values() if flow.queue]
+        self._uplink.claim(now_s, busy, (flow.path for flow in self._flows.values()))
         for flow in list(self._busy.values()):
             if flow.queue or flow.endings:
                 flow.expire(now_s)

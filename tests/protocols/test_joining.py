@@ -324,6 +324,10 @@ def _() -> None:
     assert effects[0] == PhaseOver("let in", 0.25)
     assert way.state == "seat"
     assert kinds(let_in().looks(inside=False)) == []
+    late = let_in()
+    late.member(0)
+    begins_s = late.now_s + DEADLINE_S - 2.0  # half of what is left is the others' to answer it
+    assert begins_s in [effect.at_s for effect in late.looks(after_s=DEADLINE_S - 4.0) if isinstance(effect, Arm)]
 
 
 @row("Joining", "let in", "timer silence")

@@ -76,6 +76,18 @@ def test_what_comes_through_between_two_messages_is_no_rate() -> None:
     assert uplink.rate > 5000.0
 
 
+def test_while_nothing_comes_through_or_another_process_takes_a_seat_nothing_is_forgotten() -> None:
+    uplink, paths = Uplink(), paths_of(8000.0, 8000.0)
+    uplink.claim(1.0, paths, paths)
+    paths[0] = paths_of(8000.0)[0]
+    paths[1].received -= 500  # as the counts of a new process begin
+    uplink.claim(1.1, paths, paths)
+    assert uplink.rate == float("inf")
+    over_s = deliver(uplink, paths, 9000.0, 1.1, 2)
+    deliver(uplink, paths, 0.0, over_s, 50)
+    assert uplink.rate == pytest.approx(9000.0)
+
+
 def test_a_part_bounds_rate_and_window() -> None:
     whole, half = (Bbr(bandwidth=1e4, min_rtt_s=0.1, window=5000.0, _filled=True) for _ in range(2))
     for path, part in ((whole, 1.0), (half, 0.5)):

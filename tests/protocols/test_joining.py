@@ -327,7 +327,9 @@ def _() -> None:
     late = let_in()
     late.member(0)
     begins_s = late.now_s + DEADLINE_S - 2.0  # half of what is left is the others' to answer it
-    assert begins_s in [effect.at_s for effect in late.looks(after_s=DEADLINE_S - 4.0) if isinstance(effect, Arm)]
+    assert begins_s in [
+        effect.at_s for effect in late.looks(after_s=DEADLINE_S - 4.0) if isinstance(effect, Arm)
+    ]
 
 
 @row("Joining", "let in", "timer silence")

@@ -458,8 +458,9 @@ class Uplink:
         span_s = max(max(path.span_s, _UPLINK_ROUNDS * path.srtt_s) for path in busy)
         if now_s - self._since_s >= span_s:
             received = sum(path.received for path in paths)
-            self._spans.append((received - self._before) / (now_s - self._since_s))
-            self.rate = max(self._spans)
+            if received > self._before:  # else nothing came through, or another process has a peer's seat
+                self._spans.append((received - self._before) / (now_s - self._since_s))
+                self.rate = max(self._spans)
             self._since_s, self._before = now_s, received
         elif self._since_s == math.inf:
             self._since_s, self._before = now_s, sum(path.received for path in paths)

@@ -12,13 +12,16 @@ more than single losses do (``Ambient.bursts``). What was overtaken is no loss, 
 (``Overtaken``, ``BeforeLoss``). What is under way and lost takes its share of the line, so rates and windows
 are given for what is sent: what is delivered over one minus that share.
 
-Three things are different from TCP's BBR, as both ends are busy Python processes:
+Four things are different from TCP's BBR, as both ends are busy Python processes:
 - Round trips are the path's alone. What a datagram and its answer waited for at the two ends is known
   (``Delivery.kept_s``). The window has room for it as for the path's product, twice: while answers wait,
   what they will let leave is to be on the line.
 - Rates and rounds are measured over five trains at least, however short a round trip is.
 - The paths of one peer mostly share its uplink, and a stage is over when the last message is. So each may
-  send at the mean of what all of them deliver, whatever it has found itself.
+  send at the mean of what all of them deliver, whatever it has found itself, and all together at hardly more
+  than was seen to go through at once (``path.Uplink``).
+- A driver that was late sends at once what was due meanwhile. Where more is lost than the path's own, it
+  makes up for half as much (``makeup_s``).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ragtag.network.control.bbr import Bbr
@@ -9,11 +11,11 @@ from ragtag.network.control.controller import Delivery
 from ragtag.network.control.path import Path, Uplink
 
 
-def paths_of(*rates: float, found: bool = True) -> list[Path]:
-    """Paths that have found these rates, and measured round trips of 10 ms."""
+def paths_of(*rates: float, found: bool = True, overflown: bool = True) -> list[Path]:
+    """Paths that have found these rates, and overflown a queue, and measured round trips of 10 ms."""
     paths = [Path(Bbr(bandwidth=rate, _filled=found)) for rate in rates]
     for path in paths:
-        path.srtt_s = 0.01
+        path.srtt_s, path.control.makeup_s = 0.01, 0.01 if overflown else math.inf
     return paths
 
 
@@ -34,6 +36,15 @@ def test_busy_paths_claim_no_more_together_than_was_seen_to_go_through_and_a_pro
     assert uplink.rate == pytest.approx(9600.0)
     assert all(path.control.part == pytest.approx(1.25 * 9600 / 25_000) for path in paths[:1])
     assert all(path.control.fair == 8000.0 and path.control.busy == 3 for path in paths)
+
+
+def test_while_nothing_overflows_each_claims_what_it_has_found() -> None:
+    uplink, paths = Uplink(), paths_of(8000.0, 9000.0, overflown=False)
+    deliver(uplink, paths, 4000.0, 2.0, 5)
+    assert [path.control.part for path in paths] == [1.0, 1.0]
+    paths[1].control.makeup_s = 0.004
+    uplink.claim(3.0, paths, paths)
+    assert [path.control.part for path in paths] == [pytest.approx(5000 / 17_000, rel=0.1)] * 2
 
 
 def test_of_unlike_paths_each_counts_as_much_as_it_may_send() -> None:

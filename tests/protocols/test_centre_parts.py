@@ -145,6 +145,17 @@ def test_a_barrier_counts_one_again_that_it_no_longer_waited_for() -> None:
     assert len(gate.judge(0.0, 0, update(1, 0, 1.0, 0)).answers) == 3
 
 
+def test_a_barrier_waits_for_one_that_it_has_missed_once_and_not_for_one_missed_twice() -> None:
+    held, owners = Block(0, np.zeros((3, 2), np.float32), serving=True), Owners(0, 1, 1, range(3))
+    opening: Any = SimpleNamespace(me=0, number=0, channel=SimpleNamespace(probe_s=0.1))
+    gate, answered = RuleGate(opening, Judged(BackupWorkers(0)), [held], owners), list[int]()
+    for step in range(GONE_AFTER + 1):
+        given = [update(peer, step, 1.0, held.version) for peer in (0, 1)]
+        answered += [len(gate.judge(float(step), 0, one).answers) for one in given]
+        gate.expired(step + 0.5, 0, Timer(0, wire.count_of(held.version), "barrier 0"))
+    assert answered == [0, 0] * GONE_AFTER + [0, 2]
+
+
 @pytest.mark.parametrize("serving", [True, False])
 def test_a_barrier_of_a_block_that_has_no_update_or_is_elsewhere_ends_nothing(serving: bool) -> None:
     held, owners = Block(0, np.zeros((3, 2), np.float32), serving=True), Owners(0, 1, 1, range(3))

@@ -425,7 +425,8 @@ class Uplink:
 
     A path that sends while others wait finds the whole line its own. So the rates that all have found are
     more than the line takes at once, up to as many times more as there are paths, and what their sum paces
-    into the queue is lost there. What all have delivered in the same time is never more than the line takes.
+    into the queue is lost there. What all have delivered in the same time is never more than the line takes:
+    that bounds them once a queue has overflowed.
 
     rate: datagrams a second that several paths have delivered at once, at most; inf: not known.
     """
@@ -437,7 +438,8 @@ class Uplink:
 
     def claim(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
         """Tell the ``busy`` ones of a peer's ``paths``, those that have something to send, what each may
-        claim: as much as any other, and together hardly more than was seen to go through.
+        claim: as much as any other, and together, where more was lost than the paths' own, hardly more than
+        was seen to go through. A path that still looks for its rate bounds nobody.
         """
         self._look(now_s, busy, paths)
         if not busy:
@@ -445,8 +447,9 @@ class Uplink:
         found = [path.control.bandwidth for path in busy]
         fair = sum(found) / len(found)
         wanted = sum(max(rate, fair) for rate in found)
-        known = len(busy) > 1 and all(path.control.found for path in busy)  # else one still finds its rate
-        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if known and wanted else 1.0
+        overflown = any(path.control.makeup_s < math.inf for path in busy)
+        bounded = len(busy) > 1 and overflown and all(path.control.found for path in busy)
+        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if bounded and wanted else 1.0
         for path in busy:
             path.claim(fair, len(busy), part)
 

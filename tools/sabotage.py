@@ -3186,8 +3186,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: a window without twice what ends keep",
         "src/ragtag/network/control/bbr.py",
-        "_WINDOW[self.phase] * (self.product + self._rate() * self.kept_s)",
-        "_WINDOW[self.phase] * self.product + self._rate() * self.kept_s",
+        "_WINDOW[self.phase] * self.part * (self.product + self._rate() * self.kept_s)",
+        "_WINDOW[self.phase] * self.part * self.product + self._rate() * self.kept_s",
         ("tests/network/test_bbr.py", "-k", "keep_answers"),
     ),
     Sabotage(

@@ -131,6 +131,7 @@ class Sender:
     keeps_s: how long the receiver keeps an answer, at a time: its driver is busy.
     siblings: the paths of the same peer, this one too.
     came: when how many came.
+    uplink: what its peer's paths share, where it is their first.
     """
 
     loop: Loop

@@ -586,6 +586,13 @@ def test_a_late_driver_makes_up_for_less_where_queues_overflow_and_for_more_agai
     assert path.makeup_s == pytest.approx(1.25**3 * 4e-3)
 
 
+@pytest.mark.parametrize(("short", "least_s"), [(False, 4e-3), (True, 1e-3)])
+def test_a_short_queue_takes_less_of_what_a_late_driver_makes_up_for(short: bool, least_s: float) -> None:
+    path = Bbr(bandwidth=1e4, min_rtt_s=1e-3, _filled=True, phase=Probe.CRUISE, _short=short)
+    path._lose(Delivery(1.0, 200, 100, 300, 1000, 2e-3, 2e-3, 1e-3, 1e4, False, 1, 300))
+    assert path.makeup_s == pytest.approx(least_s)
+
+
 def test_drivers_that_wake_rarely_lose_little_in_a_queue_as_long_as_they_sleep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

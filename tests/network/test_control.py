@@ -62,13 +62,13 @@ def test_the_first_window_is_small_and_doubles_each_round_trip() -> None:
 def test_a_first_window_is_shared_by_the_busy_paths_of_a_peer_until_it_was_used() -> None:
     path = Path()
     for busy, window in ((1, WINDOW_FIRST), (4, WINDOW_FIRST / 4), (1000, WINDOW_MIN), (4, WINDOW_FIRST / 4)):
-        path.claim(0.0, busy)
+        path.claim(0.0, busy, 1.0)
         assert path.control.window == window
     path.send(1.0, 3)
-    path.claim(0.0, 2)
+    path.claim(0.0, 2, 1.0)
     assert path.control.window == WINDOW_FIRST / 2
     path.send(1.0, path.allowance)
-    path.claim(0.0, 15)
+    path.claim(0.0, 15, 1.0)
     assert path.control.window == WINDOW_FIRST / 2
 
 

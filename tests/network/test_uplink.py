@@ -99,9 +99,10 @@ def test_while_nothing_comes_through_or_another_process_takes_a_seat_nothing_is_
     assert uplink.rate == pytest.approx(9000.0)
 
 
-def test_a_part_bounds_rate_and_window() -> None:
-    whole, half = (Bbr(bandwidth=1e4, min_rtt_s=0.1, window=5000.0, _filled=True) for _ in range(2))
+@pytest.mark.parametrize("rtt_s", [0.1, 1e-3])  # its product, or trains, decide on the window
+def test_a_part_bounds_rate_and_window(rtt_s: float) -> None:
+    whole, half = (Bbr(bandwidth=1e4, min_rtt_s=rtt_s, window=5000.0, _filled=True) for _ in range(2))
     for path, part in ((whole, 1.0), (half, 0.5)):
         path.part = part
-        path._set(Delivery(1.0, 8, 8, 32, 4096, 0.1, 0.1, 0.1, None, False))
+        path._set(Delivery(1.0, 8, 8, 32, 4096, rtt_s, rtt_s, rtt_s, None, False))
     assert half.rate == pytest.approx(whole.rate / 2) and half.window == pytest.approx(whole.window / 2)

@@ -326,9 +326,8 @@ class Bbr:
 
     def sent(self, now_s: float, count: int, in_flight: int) -> None:
         """A path that stood idle has an empty queue: nothing is left to drain, and its round trip shows."""
-        if self.rate < math.inf:
-            longest_s = max(self._made_up_s[1], count / self.rate - self.train_s)
-            self._made_up_s = self._made_up_s[0], longest_s
+        before_s, longest_s = self._made_up_s
+        self._made_up_s = before_s, max(longest_s, count / self.rate - self.train_s)
         if count != in_flight:
             return
         self._look_for_others()

@@ -165,7 +165,7 @@ class Path:
             self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
 
-    def claim(self, fair: float, busy: int, part: float = 1.0) -> None:
+    def claim(self, fair: float, busy: int, part: float) -> None:
         """Take part in what ``busy`` paths of this peer send: ``part`` of ``fair`` datagrams a second, or of
         what it has found.
 

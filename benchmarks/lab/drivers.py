@@ -26,7 +26,7 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.loop import Loop
 
-from .line import TICK_S, Line, datagrams
+from .line import TICK_S, Line, datagrams, tick_after
 
 HOST = "line"
 CAPACITY = 4096
@@ -192,7 +192,7 @@ class Drivers:
             for i in range(n)
         ]
         for i in range(n):
-            self.links[i].wakes = lambda i=i: self._plan(i, self._tick_s(loop.now_s))
+            self.links[i].wakes = lambda i=i: self._plan(i, tick_after(loop.now_s))
 
     def _engine(self, me: int, averager: Averager, probe_s: float) -> Engine:
         addresses = {peer: (HOST, peer) for peer in range(self.n)}
@@ -217,13 +217,6 @@ class Drivers:
             self._wake_s[me] = at_s
             self.loop.at(at_s, lambda: self._turn(me, at_s))
 
-    def _tick_s(self, at_s: float) -> float:
-        """When a driver that is busy looks again.
-
-        A tick that rounding made a little less than itself is not the next one: time would stand still.
-        """
-        return (math.floor(at_s / TICK_S + 1e-6) + 1) * TICK_S
-
     def _turn(self, me: int, at_s: float) -> None:
         """One turn of a driver's loop, as ``Engine`` has it, and when the next one is due."""
         if self._wake_s[me] != at_s:
@@ -234,7 +227,7 @@ class Drivers:
         engine._expire(at_s)
         engine.outbox.flush(at_s)
         wait_s = engine._wait_s(at_s)
-        self._plan(me, max(self._tick_s(at_s), math.ceil((at_s + wait_s) / TICK_S - 1e-9) * TICK_S))
+        self._plan(me, max(tick_after(at_s), math.ceil((at_s + wait_s) / TICK_S - 1e-9) * TICK_S))
 
     def average(self, gap_s: float = 0.02) -> Round:
         """One round, begun by all at once; then all compute for ``gap_s``."""

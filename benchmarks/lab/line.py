@@ -26,6 +26,14 @@ TICK_S = 1e-3
 """A driver that waits for its next train wakes at multiples of this, as on a busy machine."""
 
 
+def tick_after(at_s: float) -> float:
+    """When a driver that is busy looks again.
+
+    A tick that rounding made a little less than itself is not the next one: time would stand still.
+    """
+    return (math.floor(at_s / TICK_S + 1e-6) + 1) * TICK_S
+
+
 def datagrams(mbit: float) -> float:
     """A rate in datagrams a second."""
     return mbit * 1e6 / 8 / SIZE
@@ -162,7 +170,7 @@ class Sender:
         """Send what may leave, and plan the next time."""
         path, loop = self.path, self.loop
         busy = [other.path for other in self.siblings if other.backlog > 0]
-        self.siblings[0].uplink.claim(loop.now_s, busy, (other.path for other in self.siblings))
+        self.siblings[0].uplink.claim(loop.now_s, busy, [other.path for other in self.siblings])
         while self.backlog > 0 and (k := int(min(path.train(loop.now_s), self.backlog))) > 0:
             first = not path.in_flight
             asks = first or path.allowance <= k
@@ -177,7 +185,7 @@ class Sender:
             number = path.sent
             self.way.send(k, lambda came, number=number, asks=asks: self._arrive(number, came, asks))
         if self.backlog > 0 and path.allowance > 0:
-            at_s = max(math.floor(loop.now_s / TICK_S) + 1, math.ceil(path.next_s / TICK_S - 1e-9)) * TICK_S
+            at_s = max(tick_after(loop.now_s), math.ceil(path.next_s / TICK_S - 1e-9) * TICK_S)
             if at_s != self._planned_s:
                 self._planned_s = at_s
                 loop.at(at_s, self._tick)

@@ -418,27 +418,32 @@ def test_others_keep_a_queue_of_which_a_good_third_never_went(lowest_s: float, o
     assert (bbr.compete is not None) is others
 
 
-@pytest.mark.parametrize(
-    ("paths", "kept_s", "others"), [(3, 8e-3, False), (1, 8e-3, True), (3, 1e-3, True), (3, 4e-3, True)]
-)
-def test_a_queue_that_the_crews_windows_explain_is_not_others(
-    paths: int, kept_s: float, others: bool
-) -> None:
-    """Of four peers on two cores, whose ends keep answers for 8 ms, each took the others for rivals."""
-    bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, busy=paths, _filled=True)
-    bbr._kept_s = [kept_s] * len(bbr._kept_s)
+@pytest.mark.parametrize("crowded", [True, False])
+def test_a_queue_is_not_others_while_all_paths_claim_more_than_goes_through(crowded: bool) -> None:
+    """Of four peers on two cores, or 50 ms apart, each took the others for rivals."""
+    bbr = Bbr(phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, crowded=crowded, _filled=True)
     for at_s in (1.0, 2.0, 3.0):
         bbr.sent(at_s, 30, 30)
         for queued_s in (40e-3, 16e-3):
             rtt_s = 5e-4 + queued_s
             bbr.acknowledged(Delivery(at_s, 30, 30, 30, 1000, rtt_s, rtt_s, rtt_s, 1e4, False, rounds=0))
-    assert (bbr.compete is not None) is others
+    assert (bbr.compete is None) is crowded
 
 
-@pytest.mark.parametrize(("paths", "others"), [(3, False), (1, True)])
-def test_nor_is_what_the_crew_keeps_while_this_path_keeps_still(paths: int, others: bool) -> None:
-    bbr = Bbr(phase=Probe.PROBE_RTT, bandwidth=1e4, busy=paths, _filled=True, _before_s=5e-4)
-    bbr._kept_s = [8e-3] * len(bbr._kept_s)
+def test_others_that_have_gone_are_seen_to_while_paths_claim_too_much() -> None:
+    bbr = Bbr(
+        phase=Probe.CRUISE, bandwidth=1e4, min_rtt_s=5e-4, crowded=True, compete=Cubic(100.0),
+        _filled=True, _beset=2, _deepest_s=40e-3,
+    )  # fmt: skip
+    for at_s in (1.0, 2.0, 3.0):
+        bbr.sent(at_s, 30, 30)
+        bbr.acknowledged(Delivery(at_s, 30, 30, 30, 1000, 1e-3, 1e-3, 1e-3, 1e4, False, rounds=0))
+    assert bbr.compete is None
+
+
+@pytest.mark.parametrize(("crowded", "others"), [(True, False), (False, True)])
+def test_nor_is_what_the_crew_keeps_while_this_path_keeps_still(crowded: bool, others: bool) -> None:
+    bbr = Bbr(phase=Probe.PROBE_RTT, bandwidth=1e4, crowded=crowded, _filled=True, _before_s=5e-4)
     for at_s in (20.0, 20.3):
         bbr.acknowledged(Delivery(at_s, 5, 5, 5, 5, 12e-3, 12e-3, 12e-3, 1e4, False, rounds=0))
     assert bbr.phase == Probe.CRUISE and (bbr._beset > 0) is others

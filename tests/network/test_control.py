@@ -502,6 +502,19 @@ def test_over_a_silence_no_rate_is_measured() -> None:
     assert control.samples[-1].rate == pytest.approx(10 / 0.05)
 
 
+def test_a_pause_is_no_silence() -> None:
+    """Nothing was under way that could have been answered. Else each message's first window would teach no
+    rate.
+    """
+    path = Path(control := Paced())
+    for at_s in (0.0, 0.05, 10.0, 10.05, 10.1):
+        path.send(at_s, 10)
+        path.on_ack(at_s + 0.05, path.sent, path.sent, 500)
+    rates = [sample.rate for sample in control.samples]
+    assert rates[3] == pytest.approx(10 / 0.05) == rates[1]
+    assert path.srtt_s == pytest.approx(0.05)
+
+
 def test_what_left_while_there_was_no_more_to_send_says_so() -> None:
     path = Path(control := Paced())
     path.send(1.0, 5)

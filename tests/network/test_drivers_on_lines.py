@@ -33,6 +33,16 @@ def test_repair_costs_little_and_less_where_a_share_is_enough() -> None:
     assert part < whole < 1.35 * plain
 
 
+def test_a_crew_far_apart_does_not_take_its_own_queue_for_others() -> None:
+    """Each path claimed what it had found while the others waited, and kept up with rivals that were its
+    crew: on a line that loses nothing a sixth of the third round was lost.
+    """
+    drivers = Drivers(RPS(), mbit=100.0, mb=4.0, rtt_s=0.05)
+    rounds = [drivers.average() for _ in range(3)]
+    drivers.close()
+    assert rounds[2].heard > 0.97
+
+
 @pytest.mark.parametrize("n", [2, 3])
 def test_rounds_are_whole_once_rate_control_has_found_what_the_lines_carry(n: int) -> None:
     """Peers that were alone take a round for one of milliseconds. On these lines it takes hundreds of them.

@@ -47,6 +47,22 @@ def test_while_nothing_overflows_each_claims_what_it_has_found() -> None:
     assert [path.control.part for path in paths] == [pytest.approx(5000 / 17_000, rel=0.1)] * 2
 
 
+def test_paths_that_claim_more_than_was_seen_to_go_through_are_crowded() -> None:
+    """What stands in a queue then is their own. Until it was seen nobody knows."""
+    uplink, paths = Uplink(), paths_of(4000.0, 4000.0, overflown=False)
+    uplink.claim(1.0, paths, paths)
+    assert all(path.control.crowded for path in paths), "nothing was seen yet"
+    deliver(uplink, paths, 7000.0, 2.0, 5)
+    assert not any(path.control.crowded for path in paths)
+    deliver(uplink, paths, 6000.0, 3.0, 40)
+    assert all(path.control.crowded for path in paths)
+    uplink.claim(9.0, paths[:1], paths)
+    assert not paths[0].control.crowded, "alone it drains its own in each cycle"
+    paths += paths_of(10.0, found=False)
+    deliver(uplink, paths, 9000.0, 9.0, 5)
+    assert all(path.control.crowded for path in paths), "one of them still looks for its rate"
+
+
 def test_of_unlike_paths_each_counts_as_much_as_it_may_send() -> None:
     uplink, paths = Uplink(), paths_of(9000.0, 1000.0)
     deliver(uplink, paths, 6000.0, 2.0, 5)

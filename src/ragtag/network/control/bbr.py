@@ -288,6 +288,7 @@ class Bbr:
     busy: int = 1
     fair: float = 0.0
     part: float = 1.0
+    crowded: bool = False
     makeup_s: float = math.inf
     phase: Probe = Probe.STARTUP
     bandwidth: float = 0.0
@@ -314,6 +315,7 @@ class Bbr:
     _queued_s: float = 0.0  # what was answered last has waited in queues so long,
     _deepest_s: float = 0.0  # and so long at most;
     _lowest_s: float = math.inf  # in this cycle or message so long at least,
+    _drained: bool = True  # which has begun, or drained, without a queue of this path;
     _peak_s: float = 0.0  # in this round at most;
     _stood_s: tuple[float, float] = (math.inf, math.inf)  # at least, before and since the time below
     _stood_since_s: float = 0.0
@@ -330,7 +332,7 @@ class Bbr:
         self._made_up_s = before_s, max(longest_s, count / self.rate - self.train_s)
         if count != in_flight:
             return
-        self._look_for_others()
+        self._look_for_others(idle=True)
         if self.phase in (Probe.DRAIN, Probe.DOWN):
             self._enter(Probe.CRUISE)
             self._pace(self._to_send(self._rate()))
@@ -399,15 +401,6 @@ class Bbr:
         """
         standing_s, trains = min(self._stood_s), (self._paths - 1) * min(self._paths, _TURNS_MAX)
         return max(0.0, standing_s - trains * QUANTUM_S) if standing_s <= _STANDING_S else 0.0
-
-    @property
-    def _crews_s(self) -> float:
-        """How long a queue may stand that is the crew's: no longer than trains wait for each other, and than
-        windows have room for busy ends, if this peer's other paths stand for other senders to this receiver.
-        Those drain their part at other times than this path does.
-        """
-        room_s = _WINDOW[Probe.CRUISE] * self.kept_s if self._paths > 1 else 0.0
-        return max(_STANDING_S, room_s)
 
     def _unfilled(self, sample: Delivery) -> bool:
         """Whether what was answered has met no full queue.
@@ -486,14 +479,19 @@ class Bbr:
         elif 2.0 * self._most >= rival.window:  # else it is not the window that bounds what is under way
             rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
 
-    def _look_for_others(self) -> None:
+    def _look_for_others(self, *, idle: bool = False) -> None:
         """A message or a cycle is over. In each this path drains what is its own; others' queue stands.
 
-        Taken for others' a queue of the crew's own would have all its paths fill it, and lose what overflows.
+        So does what this peer's other paths keep there, while all claim more together than goes through.
+        Taken for others' a crew's own queue would have all its paths fill it, and lose what overflows. And a
+        path that competes drains its own between messages only.
         """
         if self._lowest_s < math.inf:
-            self._beset_by(self._lowest_s > max(self._crews_s, _HELD * self._deepest_s))
+            stands = self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s)
+            if not stands or (self._drained and not self.crowded):
+                self._beset_by(stands)
             self._lowest_s = math.inf
+        self._drained = idle or self.compete is None
 
     def _beset_by(self, others: bool) -> None:
         """Whether others kept a queue just now. Only what holds twice counts."""
@@ -587,9 +585,10 @@ class Bbr:
                 self._probe_rtt_until_s = sample.now_s + _PROBE_RTT_S
         elif sample.now_s >= self._probe_rtt_until_s:
             self._min_rtt_at_s = sample.now_s
-            others = self.min_rtt_s > self._before_s + self._crews_s
-            self._beset_by(others)
-            if others:  # what they keep in the queue is no part of the path; if it is, that shows in time
+            stands = self.min_rtt_s > self._before_s + _STANDING_S
+            if not stands or not self.crowded:
+                self._beset_by(stands)
+            if stands:  # what others keep in the queue is no part of the path; if it is, that shows in time
                 self.min_rtt_s = (self._before_s + self.min_rtt_s) / 2.0
             self._enter(Probe.CRUISE if self._filled else Probe.STARTUP)
 

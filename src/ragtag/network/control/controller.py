@@ -73,6 +73,10 @@ class Controller(Protocol):
     """How much of what it would send a path may: less than 1 where the busy ones' sum is more than goes
     through."""
 
+    crowded: bool
+    """Whether the busy paths of this peer claim more together than goes through, as far as is known: a queue
+    that stands is their own."""
+
     makeup_s: float
     """For how long a train may make up whose driver was late; inf: as long as it was. It leaves at once, and
     what finds no room in the queue is lost."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ragtag.network.control.bbr import Bbr, Losses
@@ -142,6 +142,7 @@ class Path:
         if self.in_flight == 0:
             self._first_s = self._delivered_s = now_s
             self._measured = None
+            self._departures.clear()
         since_s = now_s - self._behind_s(now_s)
         if not self._held:
             self._late_s += 0.125 * (max(0.0, now_s - self._next_s) - self._late_s)
@@ -165,14 +166,15 @@ class Path:
             self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
 
-    def claim(self, fair: float, busy: int, part: float) -> None:
+    def claim(self, fair: float, busy: int, part: float, crowded: bool = False) -> None:
         """Take part in what ``busy`` paths of this peer send: ``part`` of ``fair`` datagrams a second, or of
-        what it has found.
+        what it has found. crowded: all of them claim more together than goes through.
 
         A first window is the peer's, not the path's: all leave it by one line, and what reached a short queue
         from 15 paths at once would be lost, a tenth of a first round.
         """
         self.control.fair, self.control.busy, self.control.part = fair, busy, part
+        self.control.crowded = crowded
         if not self._used:
             self.control.window = max(float(WINDOW_MIN), WINDOW_FIRST / busy)
 
@@ -436,10 +438,11 @@ class Uplink:
         self._spans = deque[float](maxlen=_UPLINK_SPANS)
         self._since_s, self._before = math.inf, 0
 
-    def claim(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
+    def claim(self, now_s: float, busy: Sequence[Path], paths: Collection[Path]) -> None:
         """Tell the ``busy`` ones of a peer's ``paths``, those that have something to send, what each may
         claim: as much as any other, and together, where more was lost than the paths' own, hardly more than
-        was seen to go through. A path that still looks for its rate bounds nobody.
+        was seen to go through. A path that still looks for its rate bounds nobody. They are told, too,
+        whether they claim more together than goes through.
         """
         self._look(now_s, busy, paths)
         if not busy:
@@ -448,12 +451,13 @@ class Uplink:
         fair = sum(found) / len(found)
         wanted = sum(max(rate, fair) for rate in found)
         overflown = any(path.control.makeup_s < math.inf for path in busy)
-        bounded = len(busy) > 1 and overflown and all(path.control.found for path in busy)
-        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if bounded and wanted else 1.0
+        known = len(busy) > 1 and all(path.control.found for path in busy)
+        crowded = len(busy) > 1 and not (known and wanted <= _UPLINK_PROBING * self.rate < math.inf)
+        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if known and overflown and wanted else 1.0
         for path in busy:
-            path.claim(fair, len(busy), part)
+            path.claim(fair, len(busy), part, crowded)
 
-    def _look(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
+    def _look(self, now_s: float, busy: Sequence[Path], paths: Collection[Path]) -> None:
         """Measure what comes through, from one time to a later one between which several paths are busy."""
         if len(busy) < 2:
             self._since_s = math.inf

@@ -41,6 +41,7 @@ class LossWindow:
     train_s: float = QUANTUM_S
     fair: float = 0.0
     part: float = 1.0
+    crowded: bool = False
     makeup_s: float = math.inf
     bandwidth: float = 0.0
     found: bool = False
@@ -123,6 +124,7 @@ class OverStream:
     train_s: float = QUANTUM_S
     fair: float = 0.0
     part: float = 1.0
+    crowded: bool = False
     makeup_s: float = math.inf
     bandwidth: float = 0.0
     found: bool = False

@@ -1079,6 +1079,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/network/test_drivers_on_lines.py", "-k", "far_apart"),
     ),
     Sabotage(
+        "rate control: a path that competes takes its own queue for the others'",
+        "src/ragtag/network/control/bbr.py",
+        "if self.compete is None or not stands:",
+        "if True:",
+        ("tests/network/test_bbr.py", "-k", "competes_only"),
+    ),
+    Sabotage(
+        "rate control: the paths of one peer never see that others keep a queue",
+        "src/ragtag/network/control/path.py",
+        "crowded = several and not (known and wanted <= most < math.inf)",
+        "crowded = several",
+        ("tests/network/test_bbr.py", "-k", "so_do_the_paths"),
+    ),
+    Sabotage(
         "rate control: the first answer after a pause ends a silence",
         "src/ragtag/network/control/path.py",
         "            self._departures.clear()\n        since_s",
@@ -1088,7 +1102,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "rate control: paths of one peer claim together whatever each has found alone",
         "src/ragtag/network/control/path.py",
-        "min(1.0, _UPLINK_PROBING * self.rate / wanted)",
+        "min(1.0, most / wanted)",
         "1.0",
         ("tests/network/test_uplink.py", "-k", "no_more_together"),
     ),

@@ -1,7 +1,8 @@
 """Whole drivers over lines in virtual time: the product's nodes, queues, pacing and datagrams, and no clock.
 
 Each peer is an ``Engine`` without its thread, on a link that sends through an uplink and a downlink
-(``line``). A driver looks at what has come, and at its timers, each ``TICK_S``, and takes no time for it.
+(``line``). A driver looks at what has come, and at its timers, at ticks (``line.tick_after``), and takes no
+time for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.node import Channel, Node
 from ragtag.simulation.loop import Loop
 
-from .line import TICK_S, Line, datagrams, tick_after
+from .line import Line, datagrams, tick_after
 
 HOST = "line"
 CAPACITY = 4096
@@ -227,7 +228,7 @@ class Drivers:
         engine._expire(at_s)
         engine.outbox.flush(at_s)
         wait_s = engine._wait_s(at_s)
-        self._plan(me, max(tick_after(at_s), math.ceil((at_s + wait_s) / TICK_S - 1e-9) * TICK_S))
+        self._plan(me, tick_after(at_s, at_s + wait_s))
 
     def average(self, gap_s: float = 0.02) -> Round:
         """One round, begun by all at once; then all compute for ``gap_s``."""

@@ -26,12 +26,12 @@ TICK_S = 1e-3
 """A driver that waits for its next train wakes at multiples of this, as on a busy machine."""
 
 
-def tick_after(at_s: float) -> float:
-    """When a driver that is busy looks again.
+def tick_after(at_s: float, due_s: float = 0.0) -> float:
+    """When a driver that is busy looks again: at the next tick, or at the first one by which it has to.
 
     A tick that rounding made a little less than itself is not the next one: time would stand still.
     """
-    return (math.floor(at_s / TICK_S + 1e-6) + 1) * TICK_S
+    return max(math.floor(at_s / TICK_S + 1e-6) + 1, math.ceil(due_s / TICK_S - 1e-9)) * TICK_S
 
 
 def datagrams(mbit: float) -> float:
@@ -137,7 +137,7 @@ class Sender:
     """One path, which has ``backlog`` datagrams to send (inf: always more).
 
     keeps_s: how long the receiver keeps an answer, at a time: its driver is busy.
-    siblings: the paths of the same peer, this one too.
+    siblings: the paths of the same peer; this one adds itself.
     came: when how many came.
     uplink: what its peer's paths share, where it is their first.
     """
@@ -159,7 +159,7 @@ class Sender:
     def __post_init__(self) -> None:
         self.path = Path(self.control)
         self.path.granted = 1 << 16
-        self.siblings = self.siblings or [self]
+        self.siblings.append(self)
 
     def give(self, count: float) -> None:
         """So many more are to be sent."""
@@ -170,7 +170,7 @@ class Sender:
         """Send what may leave, and plan the next time."""
         path, loop = self.path, self.loop
         busy = [other.path for other in self.siblings if other.backlog > 0]
-        self.siblings[0].uplink.claim(loop.now_s, busy, [other.path for other in self.siblings])
+        self.siblings[0].uplink.claim(loop.now_s, busy, (other.path for other in self.siblings))
         while self.backlog > 0 and (k := int(min(path.train(loop.now_s), self.backlog))) > 0:
             first = not path.in_flight
             asks = first or path.allowance <= k
@@ -185,7 +185,7 @@ class Sender:
             number = path.sent
             self.way.send(k, lambda came, number=number, asks=asks: self._arrive(number, came, asks))
         if self.backlog > 0 and path.allowance > 0:
-            at_s = max(tick_after(loop.now_s), math.ceil(path.next_s / TICK_S - 1e-9) * TICK_S)
+            at_s = tick_after(loop.now_s, path.next_s)
             if at_s != self._planned_s:
                 self._planned_s = at_s
                 loop.at(at_s, self._tick)
@@ -280,28 +280,33 @@ class Tcp:
 
 
 def share_beside_tcp(
-    control: Controller,
-    *,
+    *controls: Controller,
     mbit: float = 50.0,
     queue_ms: float = 20.0,
     rtt_s: float = 2e-4,
     message: float = math.inf,
     for_s: float = 30.0,
 ) -> float:
-    """The share of a line that a path has beside one CUBIC flow, after a third of the time.
+    """The share of a line that the paths of one peer have beside a CUBIC flow, after a third of the time.
 
-    message: datagrams that are sent at a time, with 20 ms between (inf: always more).
+    message: datagrams that each path sends at a time, with 20 ms between (inf: always more).
     """
     loop, rate = Loop(), datagrams(mbit)
     line = Line(loop, lambda _: rate, int(rate * queue_ms / 1e3), rtt_s, seed=1)
-    path, tcp = Sender(loop, line, control), Tcp(loop, line)
+    paths, tcp = list[Sender](), Tcp(loop, line)
+    for control in controls:
+        Sender(loop, line, control, siblings=paths)
     tcp.wake()
     while loop.now_s < for_s:
-        path.give(message)
-        while path.backlog > 0 and loop.now_s < for_s:
+        for path in paths:
+            path.give(message)
+        while any(path.backlog > 0 for path in paths) and loop.now_s < for_s:
             loop.next()
         loop.run(loop.now_s + 0.02)
-    ours, theirs = (one.rate_between(for_s / 3, for_s) for one in (path, tcp))
+    ours, theirs = (
+        sum(one.rate_between(for_s / 3, for_s) for one in paths),
+        tcp.rate_between(for_s / 3, for_s),
+    )
     return ours / (ours + theirs)
 
 
@@ -355,9 +360,7 @@ class Crew:
             for j in range(n):
                 if i != j:
                     way = Both(self._ups[i], self._downs[j])
-                    mine.append(Sender(loop, way, make(), keeps_s=keeps_s, siblings=mine))
-            for one in mine:
-                one.siblings = mine
+                    Sender(loop, way, make(), keeps_s=keeps_s, siblings=mine)
             self.senders += mine
         self.limit_s = 2 * (n - 1) * self.block / rate
 

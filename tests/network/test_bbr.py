@@ -392,6 +392,12 @@ def test_beside_one_tcp_flow_it_keeps_its_share_and_leaves_it_the_rest(line: dic
     assert 1 / 3 <= share_beside_tcp(Bbr(), **line) <= 2 / 3
 
 
+@pytest.mark.parametrize("message", [700.0, 2000.0])
+def test_so_do_the_paths_of_one_peer_together(message: float) -> None:
+    """Their own queue is not others', and yet others' has to be told: where nothing was, they had .21."""
+    assert 1 / 3 <= share_beside_tcp(Bbr(), Bbr(), Bbr(), message=message) <= 2 / 3
+
+
 @pytest.mark.parametrize(("paths", "stands"), [(1, 6e-3), (2, 4e-3), (3, 0.0)])
 def test_a_window_has_room_for_what_waits_in_others_queue(paths: int, stands: float) -> None:
     """Beside TCP's BBR, which keeps some milliseconds, a path that had none had .11 to .35 of the line."""

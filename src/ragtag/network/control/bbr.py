@@ -315,7 +315,6 @@ class Bbr:
     _queued_s: float = 0.0  # what was answered last has waited in queues so long,
     _deepest_s: float = 0.0  # and so long at most;
     _lowest_s: float = math.inf  # in this cycle or message so long at least,
-    _drained: bool = True  # which has begun, or drained, without a queue of this path;
     _peak_s: float = 0.0  # in this round at most;
     _stood_s: tuple[float, float] = (math.inf, math.inf)  # at least, before and since the time below
     _stood_since_s: float = 0.0
@@ -332,7 +331,7 @@ class Bbr:
         self._made_up_s = before_s, max(longest_s, count / self.rate - self.train_s)
         if count != in_flight:
             return
-        self._look_for_others(idle=True)
+        self._look_for_others()
         if self.phase in (Probe.DRAIN, Probe.DOWN):
             self._enter(Probe.CRUISE)
             self._pace(self._to_send(self._rate()))
@@ -479,23 +478,26 @@ class Bbr:
         elif 2.0 * self._most >= rival.window:  # else it is not the window that bounds what is under way
             rival.grow(sample.now_s, self.min_rtt_s + self._queued_s)
 
-    def _look_for_others(self, *, idle: bool = False) -> None:
+    def _look_for_others(self) -> None:
         """A message or a cycle is over. In each this path drains what is its own; others' queue stands.
 
-        So does what this peer's other paths keep there, while all claim more together than goes through.
-        Taken for others' a crew's own queue would have all its paths fill it, and lose what overflows. And a
-        path that competes drains its own between messages only.
+        But one that competes drains its own in no cycle: what stands may be that.
         """
         if self._lowest_s < math.inf:
             stands = self._lowest_s > max(_STANDING_S, _HELD * self._deepest_s)
-            if not stands or (self._drained and not self.crowded):
+            if self.compete is None or not stands:
                 self._beset_by(stands)
             self._lowest_s = math.inf
-        self._drained = idle or self.compete is None
 
-    def _beset_by(self, others: bool) -> None:
-        """Whether others kept a queue just now. Only what holds twice counts."""
-        self._beset = min(_BESET, self._beset + 1) if others else max(0, self._beset - 1)
+    def _beset_by(self, stands: bool) -> None:
+        """Whether a queue stands that is not this path's. It is others' if it does so twice.
+
+        While all paths of this peer claim more together than goes through, it is theirs, and says nothing:
+        taken for others' it would have all of them fill it, and lose what overflows.
+        """
+        if stands and self.crowded:
+            return
+        self._beset = min(_BESET, self._beset + 1) if stands else max(0, self._beset - 1)
         if self._beset == 0:
             self.compete = None
         elif self._beset == _BESET and self.compete is None:
@@ -586,8 +588,7 @@ class Bbr:
         elif sample.now_s >= self._probe_rtt_until_s:
             self._min_rtt_at_s = sample.now_s
             stands = self.min_rtt_s > self._before_s + _STANDING_S
-            if not stands or not self.crowded:
-                self._beset_by(stands)
+            self._beset_by(stands)
             if stands:  # what others keep in the queue is no part of the path; if it is, that shows in time
                 self.min_rtt_s = (self._before_s + self.min_rtt_s) / 2.0
             self._enter(Probe.CRUISE if self._filled else Probe.STARTUP)

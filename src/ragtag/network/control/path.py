@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragtag.network.control.bbr import Bbr, Losses
@@ -166,7 +166,7 @@ class Path:
             self._next_s = max(self._next_s, since_s) + count / rate
         self.control.sent(now_s, count, self.in_flight)
 
-    def claim(self, fair: float, busy: int, part: float, crowded: bool = False) -> None:
+    def claim(self, fair: float, busy: int, part: float, crowded: bool) -> None:
         """Take part in what ``busy`` paths of this peer send: ``part`` of ``fair`` datagrams a second, or of
         what it has found. crowded: all of them claim more together than goes through.
 
@@ -262,8 +262,6 @@ class Path:
         """Another process listens from now on: what its predecessor did not get is no loss of the path."""
         self.received += self.sent - self.acked
         self.acked = self.sent
-        self._departures.clear()
-        self._measured = None
         self._unheard, self.sure = None, False
         self.moved(self.streamed)
 
@@ -438,7 +436,7 @@ class Uplink:
         self._spans = deque[float](maxlen=_UPLINK_SPANS)
         self._since_s, self._before = math.inf, 0
 
-    def claim(self, now_s: float, busy: Sequence[Path], paths: Collection[Path]) -> None:
+    def claim(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
         """Tell the ``busy`` ones of a peer's ``paths``, those that have something to send, what each may
         claim: as much as any other, and together, where more was lost than the paths' own, hardly more than
         was seen to go through. A path that still looks for its rate bounds nobody. They are told, too,
@@ -449,15 +447,16 @@ class Uplink:
             return
         found = [path.control.bandwidth for path in busy]
         fair = sum(found) / len(found)
-        wanted = sum(max(rate, fair) for rate in found)
+        wanted, most = sum(max(rate, fair) for rate in found), _UPLINK_PROBING * self.rate
+        several = len(busy) > 1
+        known = several and all(path.control.found for path in busy)
+        crowded = several and not (known and wanted <= most < math.inf)
         overflown = any(path.control.makeup_s < math.inf for path in busy)
-        known = len(busy) > 1 and all(path.control.found for path in busy)
-        crowded = len(busy) > 1 and not (known and wanted <= _UPLINK_PROBING * self.rate < math.inf)
-        part = min(1.0, _UPLINK_PROBING * self.rate / wanted) if known and overflown and wanted else 1.0
+        part = min(1.0, most / wanted) if known and overflown and wanted else 1.0
         for path in busy:
             path.claim(fair, len(busy), part, crowded)
 
-    def _look(self, now_s: float, busy: Sequence[Path], paths: Collection[Path]) -> None:
+    def _look(self, now_s: float, busy: Sequence[Path], paths: Iterable[Path]) -> None:
         """Measure what comes through, from one time to a later one between which several paths are busy."""
         if len(busy) < 2:
             self._since_s = math.inf

@@ -151,7 +151,7 @@ class Outbox:
                 flow.held_s[flow.held] = flow.held_s.get(flow.held, 0.0) + since_s
         self.blocked = False
         busy = [flow.path for flow in self._busy.values() if flow.queue]
-        self._uplink.claim(now_s, busy, [flow.path for flow in self._flows.values()])
+        self._uplink.claim(now_s, busy, (flow.path for flow in self._flows.values()))
         for flow in list(self._busy.values()):
             if flow.queue or flow.endings:
                 flow.expire(now_s)

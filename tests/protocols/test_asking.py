@@ -31,7 +31,7 @@ from ragtag.protocols.membership.pace import INITIAL_RTO_S
 from ragtag.protocols.node import Channel, Node
 from ragtag.protocols.rounds.allreduce import direct
 from ragtag.protocols.rounds.asking import HERE, NEVER, QUESTION, question
-from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message
+from ragtag.protocols.rounds.base import GATHER, SCATTER, blob_message, whole_message
 from ragtag.protocols.rounds.rps import rps, rps_repair
 from ragtag.protocols.rounds.stages import Stages
 from tests.protocols.harness import TINY, World, vectors
@@ -289,6 +289,24 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
     assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)
+
+
+def test_what_others_made_of_ones_own_block_speaks_for_those_that_they_name_and_for_no_others() -> None:
+    """Peers 2 and 3 do not hear peer 1, and reduce its block, with 4's share. Peer 0 gives peer 1 its own."""
+    n = 5
+    node = Node(1, n, seed=1)
+    node.configure(0, Channel(rps_repair, TINY, n, probe_s=100.0, rtt_s=0.01))
+    node.step(0.0, Average(0, vectors(n, n)[1], 1.0))
+    machine = node.channels[0].rounds[0]
+    assert isinstance(machine, Stages)
+    mine = machine.spec.owners.index(1)
+    assert {peer for peer, _, _ in machine.waiting.owed} == {0, 2, 3, 4}
+    weight, heard = np.full(1, 3.0, np.float32), np.array([0b11100], np.uint64)
+    for teller, left in ((2, {0, 3, 4}), (3, {0})):
+        made = TINY.encode(vectors(n, 1)[teller])
+        run = whole_message(teller, MessageKey(0, 0, GATHER, mine), made, weight, heard)
+        node.step(0.01, Arrived([run]))
+        assert {peer for peer, _, _ in machine.waiting.owed} == left
 
 
 PROBE_S = 60.0

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragtag.protocols.membership.core import Core
+from ragtag.protocols.membership.entry import Admission
 from ragtag.protocols.membership.pace import Health
+from ragtag.protocols.membership.persons import Persons
+from ragtag.protocols.membership.probe import Prober
 from ragtag.protocols.membership.suspicion import Suspicion, confirmations_wanted, shortest_periods
 from ragtag.protocols.membership.types import Changed, Failed, Identity, Limits, Remarked, Status, Transmit
 from ragtag.protocols.membership.view import LEAP_MAX, View
-from ragtag.protocols.membership.wire import Record
+from ragtag.protocols.membership.wire import Pull, Record, Seal
 
 ME = Identity("me", ("10.0.0.9", 4000), 100, bytes(32))
 ALIVE, SUSPECT, DEAD, LEFT = Status
@@ -213,6 +216,25 @@ def test_the_accused_hears_of_it_first() -> None:
     for _ in range(60):
         v.gossip(None)
     assert v.gossip("a")[0] == v.entries["a"].raw
+
+
+def test_the_accused_hears_of_it_first_with_a_request_for_all_it_knows() -> None:
+    """Its answer refutes the accusation before this peer has believed it."""
+    core, health = Core(ME, Limits()), Health()
+    v = View(core, health)
+    prober = Prober(core, v, health)
+    for name in ("a", "b"):
+        v.hear(record(name))
+    v.accuse(v.entries["a"])
+    for _ in range(60):
+        v.gossip(None)
+    core.effects.clear()
+    Admission(core, v, prober, Persons(core, v, prober, None)).pull(v.entries["a"])
+    (sent,) = [effect for effect in core.effects if isinstance(effect, Transmit)]
+    opened = Seal(ME.key, v.entries["a"].member.epoch).open(sent.data)
+    assert opened is not None and isinstance(opened.message, Pull)
+    first = opened.message.gossip[0]
+    assert (first.name, first.status) == ("a", SUSPECT)
 
 
 def test_pages_hold_all_the_living_once() -> None:

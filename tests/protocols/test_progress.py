@@ -99,3 +99,14 @@ def test_a_peer_that_owns_nothing_waits_once_more_for_most_of_the_owners(
     assert (there.wants_more(2.0) is not None) is again
     assert there.until_s == (7.0 if again else 2.0)
     assert there.wants_more(7.0) is None
+
+
+@pytest.mark.parametrize(("missing", "again"), [(2, False), (3, True)])
+def test_an_owner_waits_once_more_for_most_of_all_that_give(missing: int, again: bool) -> None:
+    """Two of five own something: an owner waits for the shares of four, not for the other owner alone."""
+    everybody = frozenset(range(5))
+    there = Waiting(Spec(0, 0, 0, Layout(2, 2), (0, 1), everybody, TINY), frozenset({0, 1}))
+    begin = Begin(NO_VALUES, 1.0, everybody - {0}, scatter_s=1.0, gather_s=1.0, grace_s=5.0)
+    for peer in there.begin(0.0, begin)[:missing]:
+        there.owe((peer, SCATTER, 0))
+    assert (there.wants_more(1.0) is not None) is again

@@ -111,6 +111,30 @@ def test_finite_values_whose_sum_is_not_are_no_average(method: Averager, codec: 
     assert of and of <= set(range(N))
 
 
+@pytest.mark.parametrize("method", [rps, rps_repair, direct], ids=lambda method: method.name)
+def test_a_mean_that_rounds_to_more_than_may_count_is_no_average_and_each_that_gave_is_named(
+    method: Averager,
+) -> None:
+    """What each gave may just count. The sum of four that weigh 7, times 1/28, is the next number up."""
+    values = own_of(fp32)
+    most = np.nextafter(np.float32(2.0**64), np.float32(0.0))
+    for own in values:
+        own[AT[0]] = 0.0
+        own[AT[0], 5] = most
+    assert np.float32(28) * most * (np.float32(1) / np.float32(28)) > most
+    made = world(method, fp32)
+    outcomes = averaged(made, values, [7.0] * N)
+    for outcome, own in zip(outcomes, values, strict=True):
+        assert not outcome.averaged[AT[0]] and (np.delete(outcome.averaged, AT[0])).all()
+        assert np.array_equal(outcome.mean[AT[0]], own[AT[0]])
+    owner = {peer for peer, _ in noted(made)}
+    assert len(owner) == 1
+    assert {peer for _, peer in noted(made)} == set(range(N))
+    assert {note.detail for _, note in made.notes} == {
+        "in round 0: what it and others sent has no finite mean, and is no average"
+    }
+
+
 @METHODS
 @CODECS
 @pytest.mark.parametrize("everywhere", [False, True])

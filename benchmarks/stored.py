@@ -1,4 +1,4 @@
-"""What a stored result says of how it came to be: the command, the commit, the machine and its load.
+"""What a stored result says of how it came to be: the command, the commit, the machine, its load and pace.
 
 A benchmark calls ``how()`` before it measures, and stores that with its figures. README's rows name the
 commit (``tools/figures.py``), and ``make figures-age`` compares it with the code as it is.
@@ -10,8 +10,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,11 @@ def keep_run(file: Path, run: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What it runs on, and how many processes wanted to run in the last minute."""
+    """What it runs on, how many processes wanted to run in the last minute, and how fast it computes now.
+
+    Lent machines of one name differ by a factor of four, and change within minutes: without their pace,
+    results in seconds of two of them cannot be told from those of two commits.
+    """
     return {
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
@@ -46,7 +52,16 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
         "load_average_1min": round(os.getloadavg()[0], 2),
+        "million_additions_ms": round(1e3 * statistics.median(_additions_s() for _ in range(5)), 1),
     }
+
+
+def _additions_s(count: int = 1_000_000) -> float:
+    """How long Python takes for so many additions."""
+    began_s, total = time.perf_counter(), 0
+    for number in range(count):
+        total += number
+    return time.perf_counter() - began_s
 
 
 def commit(root: Path = ROOT) -> str:

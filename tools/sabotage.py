@@ -131,6 +131,20 @@ NEXT_ROUND = ("tests/protocols/test_asking.py", "-k", "next_round or first_quest
 
 SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
+        "catching up: one that was away owns nothing though others send it their shares",
+        "src/ragtag/protocols/channel/at_once.py",
+        " and all(run.key.stage != SCATTER for run in came):",
+        ":",
+        ("tests/protocols/test_node.py", "-k", "was_away_owns or its_last_round"),
+    ),
+    Sabotage(
+        "catching up: one that was away owns its block to others that count it out",
+        "src/ragtag/protocols/channel/at_once.py",
+        "if was_away and not self._serves and",
+        "if False and",
+        ("tests/protocols/test_node.py", "-k", "was_away_owns or its_last_round"),
+    ),
+    Sabotage(
         "slow peers: an average is waited for no longer although its peer goes on",
         "src/ragtag/protocols/channel/at_once.py",
         "if self._serves or self.me in ask.aside:",

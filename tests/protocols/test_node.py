@@ -265,11 +265,24 @@ def test_nor_does_it_own_a_block_if_its_last_round_was_the_first() -> None:
     node = hand()
     finish(node, 0.0, vectors(3, 6)[0])
     for peer in (1, 2):
-        node.step(0.9, message(peer, 30, SCATTER, 0, 2))
+        node.step(0.9, message(peer, 30, GATHER, 0, 2))
     node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
     rounds = node.channels[0]
     assert isinstance(rounds, Rounds) and rounds.active == 30
     assert set(rounds.rounds[30].spec.owners) == {1, 2}
+
+
+def test_one_that_was_away_owns_its_block_where_the_others_send_it_their_shares() -> None:
+    """They have heard of it meanwhile: what it had sent before it stood still. Else each waits for another's
+    average of the block, up to the deadline.
+    """
+    node = hand()
+    finish(node, 0.0, vectors(3, 6)[0])
+    node.step(0.9, message(1, 30, SCATTER, 0, 2))
+    node.step(1.0, Average(0, vectors(3, 6)[0], 1.0))
+    rounds = node.channels[0]
+    assert isinstance(rounds, Rounds) and rounds.active == 30
+    assert set(rounds.rounds[30].spec.owners) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("until_s", [0.08, 0.1, 0.12, 0.15])

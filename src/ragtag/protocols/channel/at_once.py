@@ -46,6 +46,7 @@ from ragtag.protocols.rounds.base import (
     BY_SHARES,
     GATHER,
     NO_VALUES,
+    SCATTER,
     Lesson,
     Patience,
     Reordering,
@@ -511,15 +512,16 @@ class Rounds:
         if ask.values.dtype != np.float32 or not (ask.values.flags.c_contiguous or self._serves):
             raise ValueError(f"values of {ask.values.dtype}, or not in one piece; give contiguous float32")
 
-    def _machine(self, number: int) -> Round:
+    def _machine(self, number: int, came: Iterable[Run] = ()) -> Round:
+        """A round's machine, made by what is known now. came: what has come of the round, and makes it."""
         crew, machine = self._crew, self.rounds.get(number)
         if machine is None:
             auxiliary = crew.auxiliary
             assisting = crew.presence.assisting if self._channel.assisted else NOBODY
-            # by what is known now: a message may come of a round before it is begun here
             live = crew.live - self._set_aside - self._apart or crew.live
             was_away = 0 <= self.done < number - 1 - CATCH_UP and not self._numbered
-            if was_away and not self._serves:  # it owns nothing to the others
+            # it owns nothing to the others, but to those that have heard of it meanwhile and send it shares
+            if was_away and not self._serves and all(run.key.stage != SCATTER for run in came):
                 live = live - {self.me} or live
             setting = Setting(
                 me=self.me,
@@ -611,7 +613,7 @@ class Rounds:
             if number == self.done and any(run.peer not in self._aside for run in event.runs):
                 self.budgets.late(now_s, number)
         else:
-            self._machine(number)
+            self._machine(number, event.runs)
         effects = self._route(now_s, number, event)
         return effects + self._see_ahead(now_s, number, _seen_in(event.runs))
 

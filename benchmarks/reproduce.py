@@ -22,7 +22,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))  # tests import this file, too
 
 from ragtag.recipes.base import FORMAT
-from stored import commit, machine
+from stored import commit, machine, pace
 
 RESULTS = Path(__file__).parent / "results"
 ROW = ("group", "quantity", "relation", "expected", "tolerance", "measured", "error", "ok")
@@ -80,13 +80,11 @@ def main(given: Sequence[str] | None = None) -> int:
     command = ["ragtag", "reproduce", arguments.paper, *options]
     if arguments.made is None:
         folder = arguments.out or Path("runs") / f"stored-{arguments.paper}"
-        made = {"machine": machine(), "commit": commit()}
+        made = {"machine": machine() | pace(), "commit": commit()}
         cpu_s: float | None = run(command, folder)
     else:
         folder, cpu_s = arguments.made, None
-        on = machine()
-        del on["load_average_1min"]  # of now, and not of when it was made
-        made = {"machine": on, "commit": arguments.commit}
+        made = {"machine": machine(), "commit": arguments.commit}  # its pace then is not known
     report = json.loads((folder / "results.json").read_text("utf-8"))
     output = arguments.output or RESULTS / f"reproduce_{arguments.paper}.json"
     figures = stored(report, command, made, cpu_s)

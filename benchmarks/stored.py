@@ -26,7 +26,7 @@ def how() -> dict[str, Any]:
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": commit(),
-        "machine": machine(),
+        "machine": machine() | pace(),
     }
 
 
@@ -40,26 +40,31 @@ def keep_run(file: Path, run: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What it runs on, how many processes wanted to run in the last minute, and how fast it computes now.
-
-    Lent machines of one name differ by a factor of four, and change within minutes: without their pace,
-    results in seconds of two of them cannot be told from those of two commits.
-    """
+    """What it runs on."""
     return {
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
-        "load_average_1min": round(os.getloadavg()[0], 2),
-        "million_additions_ms": round(1e3 * statistics.median(_additions_s() for _ in range(5)), 1),
     }
 
 
-def _additions_s(count: int = 1_000_000) -> float:
-    """How long Python takes for so many additions."""
+def pace() -> dict[str, Any]:
+    """How many processes wanted to run in the last minute, and how fast this machine computes now.
+
+    Machines of one name differ by a factor of four, and change within minutes: without their pace, results in
+    seconds of two of them cannot be told from those of two commits.
+    """
+    return {
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "million_additions_ms": round(1e3 * statistics.median(_million_additions_s() for _ in range(5)), 1),
+    }
+
+
+def _million_additions_s() -> float:
     began_s, total = time.perf_counter(), 0
-    for number in range(count):
+    for number in range(1_000_000):
         total += number
     return time.perf_counter() - began_s
 

@@ -298,6 +298,7 @@ def test_what_benchmarks_store_of_themselves(monkeypatch: pytest.MonkeyPatch, tm
     assert found["command"] == "python benchmarks/topk.py --runs 3"
     assert found["commit"] == stored.commit()
     assert {"cores", "kernel", "python", "torch", "numpy", "load_average_1min"} <= found["machine"].keys()
+    assert found["machine"]["million_additions_ms"] > 0
     assert stored.commit(tmp_path) == "unknown"  # no checkout
 
 

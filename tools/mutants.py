@@ -36,7 +36,7 @@ from typing import Any
 from sabotage import COPIED, ROOT, copied
 
 sys.path.insert(0, str(ROOT))  # first: other packages (Opacus) bring a package named benchmarks, too
-from benchmarks.stored import how, machine
+from benchmarks.stored import how, machine, pace
 from ragtag.core import seed as random
 
 TABLE = ROOT / "tools" / "mutants.toml"
@@ -286,7 +286,7 @@ def stored(found: dict[str, Any], at: dict[str, Any]) -> None:
     rooms = [room for room in old if room["room"] != found["room"]] + [found]
     document = {
         "command": "python tools/mutants.py --store",
-        "machine": machine(),
+        "machine": machine() | pace(),
         "rooms": sorted(rooms, key=lambda room: str(room["room"])),
     }
     written(document)

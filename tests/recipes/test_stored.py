@@ -10,6 +10,8 @@ import pytest
 from benchmarks import reproduce
 from ragtag.recipes.base import Report, Row, Table
 
+PACE = {"load_average_1min", "million_additions_ms"}
+
 
 def _written(folder: Path) -> Path:
     report = Report(name="rps", title="RPS", settings={"seeds": 2, "quick": True})
@@ -43,6 +45,7 @@ def test_a_finished_report_is_stored_with_its_command(tmp_path: Path) -> None:
     }
     assert found["tables"] == [{"title": "shown", "columns": ["a", "b"], "rows": [["1", "2"]]}]
     assert "data" not in found and "cpu_s" not in found
+    assert "cores" in found["machine"] and not PACE & found["machine"].keys(), "that is of now"
 
 
 def test_a_run_is_stored_with_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +62,7 @@ def test_a_run_is_stored_with_what_it_took(tmp_path: Path, monkeypatch: pytest.M
     assert ran == [(["ragtag", "reproduce", "rps", "--quick"], tmp_path / "out")]
     found = json.loads(output.read_text("utf-8"))
     assert (found["commit"], found["cpu_s"]) == ("5d6e7f8-dirty", 12.3)
+    assert found["machine"].keys() >= PACE
 
 
 def test_another_papers_report_is_not_stored(tmp_path: Path) -> None:

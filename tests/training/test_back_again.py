@@ -81,6 +81,32 @@ def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(
         assert max(steps_s[peer][FROM:]) < usual * median(steps_s[peer]), peer
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_one_that_was_frozen_is_in_the_first_average_that_others_wait_for_it_in(seed: int) -> None:
+    """They had heard what it sent before it stood still, and gave it a block; it gave that to another."""
+    freeze = Freeze(1, 1.5 + 0.003 * seed, 4.0)
+    faults = Faults(latency_s=2e-4, rate_bytes_per_s=5e7, freezes=(freeze,))
+    missed: dict[int, tuple[int, ...]] = {0: (), 2: ()}
+
+    def train(peer: SimulatedTransport) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(300, 300)
+        optimizer = CrewOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, method=AllReduce()
+        )
+        while peer.now_s() < 6.5:
+            peer.compute()
+            optimizer.zero_grad()
+            model(torch.ones(2, 300)).square().mean().backward()
+            optimizer.step()
+            if peer.me != 1 and peer.now_s() > freeze.at_s + freeze.for_s:
+                assert optimizer.outcome is not None
+                missed[peer.me] += optimizer.outcome.missed
+
+    SimulatedCrew(3, faults, seed=seed, cost=ComputeCost(0.05, sigma=0.05, seed=seed)).run(train)
+    assert missed == {0: (), 2: ()}
+
+
 def test_one_that_was_frozen_averages_on_where_the_optimizer_that_brings_the_state_is_stepped_no_more() -> (
     None
 ):

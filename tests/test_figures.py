@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -372,6 +373,33 @@ def test_what_is_not_measured_is_said(
     if needs:
         assert measure.main(["speed", "--with", "rate=1.375"], tmp_path) == 0
         assert json.loads((tmp_path / "benchmarks" / "results" / "speed.json").read_text())["ratio"] == 1.375
+
+
+def test_a_command_that_takes_too_long_ends_with_all_that_it_has_started(
+    measure: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What goes on would take the processor from the next one. Interrupted, it cleans up."""
+    (tmp_path / "benchmarks" / "speed.py").write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "held = pathlib.Path('held')\n"
+        "if sys.argv[1] == 'child':\n"
+        "    import fcntl\n"
+        "    locked = open('lock', 'w')\n"
+        "    fcntl.flock(locked, fcntl.LOCK_EX)\n"
+        "    held.touch()\n"
+        "    time.sleep(600)\n"
+        "subprocess.Popen([sys.executable, sys.argv[0], 'child'])\n"
+        "try:\n"
+        "    time.sleep(600)\n"
+        "finally:\n"
+        "    held.unlink()\n"
+    )
+    subprocess.run(["git", *IDENTITY, "commit", "-qam", "slow"], cwd=tmp_path, check=True)
+    assert measure.main(["speed", "--limit-min", "0.05"], tmp_path) == 1
+    assert "took longer than 0.05 minutes" in "".join(capsys.readouterr())
+    assert not (tmp_path / "held").exists()
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_tree_with_changes_is_not_measured(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ragtag.core.arrival import others_in
-from ragtag.core.faults import Crash, Faults, Freeze, Loss
+from ragtag.core.faults import Faults, Freeze, Loss
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
@@ -109,19 +109,19 @@ def test_one_that_was_frozen_is_in_the_first_average_that_others_wait_for_it_in(
     assert missed == {0: (), 2: ()}
 
 
-@pytest.mark.parametrize(("at_s", "for_s"), [(1.5, 5.0), (1.5, 300.0), (1.53, 5.0)])
+@pytest.mark.parametrize("for_s", [5.0, 300.0])
+@pytest.mark.parametrize("apart_s", [0.002, 0.05])
 @pytest.mark.parametrize("method", [RPS(), AllReduce()], ids=lambda method: method.name)
-def test_peers_that_slept_together_go_on_with_everybody_and_learn_no_long_rounds_of_it(
-    method: Averager, at_s: float, for_s: float
+def test_peers_that_slept_together_soon_average_with_everybody_again(
+    method: Averager, apart_s: float, for_s: float
 ) -> None:
-    """As where the machine that holds them all was suspended. At 1.53 s they are amid an average."""
-    freezes = tuple(Freeze(peer, at_s + 0.002 * peer, for_s) for peer in range(4))
+    """As where the machine that holds them all was suspended; they wake so far apart, amid an average."""
+    freezes = tuple(Freeze(peer, 1.53 + apart_s * peer, for_s) for peer in range(4))
     awake_s = freezes[-1].at_s + for_s
-    crash = Crash(3, awake_s + 1.0)
-    faults = Faults(latency_s=2e-3, rate_bytes_per_s=1e7, freezes=freezes, crashes=(crash,))
-    before_s: list[float] = []
-    after_s: list[float] = []
-    met: set[int] = set()
+    faults = Faults(latency_s=2e-3, rate_bytes_per_s=1e7, freezes=freezes)
+    steps_s: list[float] = []
+    pauses_s: list[float] = []
+    met: dict[int, list[int]] = {peer: [] for peer in range(4)}
 
     def train(peer: SimulatedTransport) -> None:
         torch.manual_seed(0)
@@ -129,23 +129,24 @@ def test_peers_that_slept_together_go_on_with_everybody_and_learn_no_long_rounds
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, method=method
         )
-        while peer.now_s() < crash.at_s + 1.0:
+        while peer.now_s() < awake_s + 2.0:
             began_s = peer.now_s()
             peer.compute()
             optimizer.zero_grad()
             model(torch.ones(2, 60)).square().mean().backward()
             optimizer.step()
-            if peer.now_s() < crash.at_s:
+            if peer.now_s() < 1.53:
+                steps_s.append(peer.now_s() - began_s)
+            if peer.now_s() > awake_s:
                 assert optimizer.outcome is not None
-                met.add(len(others_in(optimizer.outcome, peer.me)))
-            if peer.now_s() < at_s:
-                before_s.append(peer.now_s() - began_s)
-            if began_s > awake_s:
-                after_s.append(peer.now_s() - began_s)
+                met[peer.me].append(len(others_in(optimizer.outcome, peer.me)))
+                pauses_s.append(peer.now_s() - max(began_s, awake_s))
 
     SimulatedCrew(4, faults, seed=1, cost=ComputeCost(0.05, sigma=0.05, seed=1)).run(train)
-    assert met == {3}, "everybody is in each average"
-    assert max(after_s) < 1.5 * median(before_s), "of one that died too"
+    for mine in met.values():
+        assert len(mine) > 25
+        assert set(mine[3:]) == {3}, "everybody is in each average"
+    assert max(pauses_s) < 3.0 * median(steps_s)
 
 
 def test_one_that_was_frozen_averages_on_where_the_optimizer_that_brings_the_state_is_stepped_no_more() -> (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from ragtag.core.arrival import others_in
 from ragtag.core.faults import Faults, Freeze, Loss
+from ragtag.core.types import Outcome
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.rounds.allreduce import AllReduce
 from ragtag.protocols.rounds.rps import RPS
@@ -83,6 +85,23 @@ def test_one_that_was_frozen_makes_nobody_wait_as_it_comes_back(
         assert max(steps_s[peer][FROM:]) < usual * median(steps_s[peer]), peer
 
 
+def steps(
+    peer: SimulatedTransport, width: int, method: Averager, until_s: float
+) -> Iterator[tuple[float, Outcome]]:
+    """A peer trains a layer: when each step began, and what its average came to."""
+    torch.manual_seed(0)
+    model = nn.Linear(width, width)
+    optimizer = CrewOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, method=method)
+    while peer.now_s() < until_s:
+        began_s = peer.now_s()
+        peer.compute()
+        optimizer.zero_grad()
+        model(torch.ones(2, width)).square().mean().backward()
+        optimizer.step()
+        assert optimizer.outcome is not None
+        yield began_s, optimizer.outcome
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_one_that_was_frozen_is_in_the_first_average_that_others_wait_for_it_in(seed: int) -> None:
     """They had heard what it sent before it stood still, and gave it a block; it gave that to another."""
@@ -91,19 +110,9 @@ def test_one_that_was_frozen_is_in_the_first_average_that_others_wait_for_it_in(
     missed: dict[int, tuple[int, ...]] = {0: (), 2: ()}
 
     def train(peer: SimulatedTransport) -> None:
-        torch.manual_seed(0)
-        model = nn.Linear(300, 300)
-        optimizer = CrewOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, method=AllReduce()
-        )
-        while peer.now_s() < 6.5:
-            peer.compute()
-            optimizer.zero_grad()
-            model(torch.ones(2, 300)).square().mean().backward()
-            optimizer.step()
+        for _, outcome in steps(peer, 300, AllReduce(), until_s=6.5):
             if peer.me != 1 and peer.now_s() > freeze.at_s + freeze.for_s:
-                assert optimizer.outcome is not None
-                missed[peer.me] += optimizer.outcome.missed
+                missed[peer.me] += outcome.missed
 
     SimulatedCrew(3, faults, seed=seed, cost=ComputeCost(0.05, sigma=0.05, seed=seed)).run(train)
     assert missed == {0: (), 2: ()}
@@ -124,22 +133,11 @@ def test_peers_that_slept_together_soon_average_with_everybody_again(
     met: dict[int, list[int]] = {peer: [] for peer in range(4)}
 
     def train(peer: SimulatedTransport) -> None:
-        torch.manual_seed(0)
-        model = nn.Linear(60, 60)
-        optimizer = CrewOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model, method=method
-        )
-        while peer.now_s() < awake_s + 2.0:
-            began_s = peer.now_s()
-            peer.compute()
-            optimizer.zero_grad()
-            model(torch.ones(2, 60)).square().mean().backward()
-            optimizer.step()
+        for began_s, outcome in steps(peer, 60, method, until_s=awake_s + 2.0):
             if peer.now_s() < 1.53:
                 steps_s.append(peer.now_s() - began_s)
             if peer.now_s() > awake_s:
-                assert optimizer.outcome is not None
-                met[peer.me].append(len(others_in(optimizer.outcome, peer.me)))
+                met[peer.me].append(len(others_in(outcome, peer.me)))
                 pauses_s.append(peer.now_s() - max(began_s, awake_s))
 
     SimulatedCrew(4, faults, seed=1, cost=ComputeCost(0.05, sigma=0.05, seed=1)).run(train)

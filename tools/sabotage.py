@@ -201,6 +201,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/demo/test_result.py", "-k", "alike"),
     ),
     Sabotage(
+        "demo: a death that comes after the training is none the less shown",
+        "src/ragtag/app/demo/run.py",
+        "after = min(sum(t > over_t for t in times) for times in ended.values())",
+        "after = before",
+        ("tests/app/demo/test_result.py", "-k", "rounds_around"),
+    ),
+    Sabotage(
+        "launch: a fault that never came is not named",
+        "src/ragtag/app/launch/loop.py",
+        "if late := [*self._too_late_faults, *self._injector.left]:",
+        "if late := []:",
+        ("tests/app/launch/test_loop.py", "-k", "or_the_runs_are_named"),
+    ),
+    Sabotage(
         "meeting: whoever is said to be there is not waited for",
         "src/ragtag/protocols/node.py",
         "meeting.without(presence.absent if there is None else presence.others - there | self.gone)",

@@ -20,10 +20,9 @@ SMALL = DemoPlan(
     rounds=20,
     every=4,
     frozen=1,
-    frozen_for_s=0.1,
-    killed=2,
-    settle_s=0.0,
     frozen_at=0.1,
+    frozen_for=0.1,
+    killed=2,
     killed_at=0.3,
 )
 

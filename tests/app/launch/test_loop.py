@@ -189,6 +189,15 @@ def test_without_a_crew_no_fault_is_injected_and_it_is_said(script: Path) -> Non
     assert [e.text for e in events if isinstance(e, Remark)][-1].startswith("no fault was injected")
 
 
+def test_faults_that_come_after_a_peers_end_or_the_runs_are_named(script: Path) -> None:
+    faults = parse_faults("kill=0@2,kill=1@2.1,freeze=1@300+2,kill=1@301")
+    _, events = run(script, "join()\nif me == 1:\n    time.sleep(60)", 2, faults=faults)
+    assert [e.record.detail for e in events if isinstance(e, Injected)] == ["kill=1@2.1"]
+    said = [e.text for e in events if isinstance(e, Remark)][-1]
+    assert said.startswith("not injected"), said
+    assert said.endswith(": kill=0@2, freeze=1@300+2, kill=1@301"), said
+
+
 def test_peers_that_ended_before_the_others_joined_are_not_waited_for(script: Path) -> None:
     result, events = run(
         script, "if me == 0: sys.exit(0)\njoin(); time.sleep(60)", 2, faults=parse_faults("kill=1@0")

@@ -40,6 +40,14 @@ def test_an_endless_slowdown_plans_one_slice_at_a_time() -> None:
     assert faults.next_s > 1000.0
 
 
+def test_what_has_not_come_yet_is_known_in_order_of_time() -> None:
+    faults = ProcessFaults(parse_faults("kill=1@30,loss=0.1,freeze=0@20+5"), start_s=0.0, start_t=0.0)
+    faults.due(19.0)
+    assert [record.detail for record in faults.left] == ["freeze=0@20+5", "kill=1@30"]
+    faults.due(20.0)
+    assert [record.detail for record in faults.left] == ["kill=1@30"]
+
+
 def test_every_fault_gets_its_record_on_the_traces_clock() -> None:
     text = "loss=0.1,delay=0.05,oneway=1>2@5+3,partition=0-2@6,kill=5@20,freeze=3@10+4,slow=4x3@0+9"
     records = fault_records(parse_faults(text), start_t=100.0)

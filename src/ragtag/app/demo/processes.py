@@ -15,6 +15,7 @@ from ragtag.app.demo.peer import PeerResult, result_file
 from ragtag.app.launch import launch
 from ragtag.app.launch.events import Ended, Event, LaunchResult, Printed
 from ragtag.app.terminal.dashboard import watch
+from ragtag.app.words import seconds
 from ragtag.core import trace
 from ragtag.core.errors import Error
 from ragtag.core.faults import Crash, Faults, Freeze, Loss
@@ -26,9 +27,11 @@ class DemoError(Error, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the demo does. The faults come at these parts of the time that the calm run took to train.
+    """What the demo does. Faults come, and last, in parts of the time that the calm run took to train: in
+    seconds, those of one machine would come after the training of another.
 
-    settle_s: the death comes so long after the freeze at the earliest.
+    frozen_at, frozen_for, killed_at: such parts. The death leaves the survivors a third of that time, so that
+        it comes amid training even where the machine is half as fast again as in the calm run.
     """
 
     peers: int = 6
@@ -38,18 +41,16 @@ class DemoPlan:
     loss: float = 0.1
     frozen: int = 2
     frozen_at: float = 0.3
-    frozen_for_s: float = 4.0
+    frozen_for: float = 0.2
     killed: int = 4
-    killed_at: float = 0.75
-    settle_s: float = 2.0
+    killed_at: float = 0.65
 
     def faults(self, calm_s: float) -> Faults:
         """All that goes wrong, where the calm run trained for ``calm_s``."""
-        thawed_s = self.frozen_at * calm_s + self.frozen_for_s
         return Faults(
             loss=Loss(self.loss),
-            freezes=(Freeze(self.frozen, self.frozen_at * calm_s, self.frozen_for_s),),
-            crashes=(Crash(self.killed, max(self.killed_at * calm_s, thawed_s + self.settle_s)),),
+            freezes=(Freeze(self.frozen, self.frozen_at * calm_s, self.frozen_for * calm_s),),
+            crashes=(Crash(self.killed, self.killed_at * calm_s),),
         )
 
     @property
@@ -57,12 +58,11 @@ class DemoPlan:
         """The peers that are not killed."""
         return tuple(peer for peer in range(self.peers) if peer != self.killed)
 
-    @property
-    def story(self) -> str:
-        """What goes wrong, in words."""
+    def story(self, calm_s: float) -> str:
+        """What goes wrong, in words, where the calm run trained for ``calm_s``."""
         return (
-            f"{self.loss:.0%} of datagrams dropped, peer {self.frozen} frozen for {self.frozen_for_s:g} s, "
-            f"peer {self.killed} killed"
+            f"{self.loss:.0%} of datagrams dropped, peer {self.frozen} frozen for "
+            f"{seconds(self.frozen_for * calm_s)}, peer {self.killed} killed"
         )
 
 

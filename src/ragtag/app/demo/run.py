@@ -59,7 +59,9 @@ class DemoResult:
 
     survivors, calm: mean over the peers' own models.
     survivors_mean, calm_mean: of the mean of their models.
+    around: by "freeze" and "kill": how many rounds each survivor took, at least, before and after it.
     alike: whether the survivors hold the same model after their end, bit for bit.
+    story: what went wrong, in words.
     """
 
     survivors: float
@@ -72,8 +74,10 @@ class DemoResult:
     samples: dict[str, int]
     round_times: RoundTimes
     calm_round_times: RoundTimes
+    around: dict[str, tuple[int, int]]
     training_s: dict[str, float]
     alike: bool
+    story: str
     report: Path
     folder: Path
     checks: dict[str, bool] = field(default_factory=dict)
@@ -119,6 +123,27 @@ def demo_round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
     return RoundTimes(Times.of(whole), Times.of(averaging), float(np.mean(arrived)))
 
 
+def rounds_around(folder: Path, peers: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """How many rounds each of these peers took, at least, before a process was frozen or killed, and after.
+
+    A fault that came before the training or after it shows nothing, whatever else holds.
+    """
+    faults: list[trace.Fault] = []
+    ended: dict[int, list[float]] = {peer: [] for peer in peers}
+    for record in read_run(folder).records():
+        if isinstance(record, trace.Fault) and record.name in ("freeze", "kill"):
+            faults.append(record)
+        elif isinstance(record, trace.Round) and record.peer in ended and record.channel in (0, "model"):
+            ended[record.peer].append(record.t)
+    around: dict[str, tuple[int, int]] = {}
+    for fault in faults:
+        over_t = fault.t if fault.until_t is None else fault.until_t
+        before = min(sum(t < fault.t for t in times) for times in ended.values())
+        after = min(sum(t > over_t for t in times) for times in ended.values())
+        around[fault.name] = before, after
+    return around
+
+
 def ended_alike(folder: Path, peers: Sequence[int]) -> bool:
     """Whether these peers have ended with one model, as their traces say."""
     leaves = last_leaves(folder)
@@ -128,6 +153,8 @@ def ended_alike(folder: Path, peers: Sequence[int]) -> bool:
 
 POINTS_MAX = 1.0
 """How far the survivors may end below the calm run, in points of accuracy."""
+ROUNDS_AROUND_MIN = 10
+"""So many rounds come before each fault of a process and after it."""
 P95_MAX, LONGEST_MAX = 2.0, 5.0
 """How long rounds may take, in medians."""
 OF_CALM_MAX = 1.5
@@ -157,7 +184,9 @@ def judge(
         samples={run.name: run.samples() for run in (main, calm, alone, all_data)},
         round_times=demo_round_times(main.folder, plan.survivors),
         calm_round_times=demo_round_times(calm.folder, everybody),
+        around=rounds_around(main.folder, plan.survivors),
         training_s={run.name: run.trained_s for run in runs},
+        story=plan.story(calm.trained_s),
         alike=ended_alike(main.folder, plan.survivors),
         report=build_report(main.folder),
         folder=folder,
@@ -175,6 +204,9 @@ def checks(result: DemoResult) -> dict[str, bool]:
         f"95 % of rounds within {P95_MAX:g} medians": whole.p95_s <= P95_MAX * whole.median_s,
         f"the longest within {LONGEST_MAX:g} medians": whole.longest_s <= LONGEST_MAX * whole.median_s,
         "the survivors end with the same model": result.alike,
+        f"the freeze and the death at least {ROUNDS_AROUND_MIN} rounds from start and end": all(
+            min(result.around.get(name, (0, 0))) >= ROUNDS_AROUND_MIN for name in ("freeze", "kill")
+        ),
         f"the median round within {OF_CALM_MAX:g} calm ones": whole.median_s
         <= OF_CALM_MAX * result.calm_round_times.whole.median_s,
     }
@@ -210,7 +242,7 @@ def _table(plan: DemoPlan, result: DemoResult) -> Table:
     table.add_column("run")
     for name in ("own models", "their mean", "samples"):
         table.add_column(name, justify="right")
-    survivors = f"{len(plan.survivors)} survivors of {plan.peers}: {plan.story}"
+    survivors = f"{len(plan.survivors)} survivors of {plan.peers}: {result.story}"
     calm = f"{plan.peers} peers, the same without faults"
     rows = (
         (survivors, result.survivors, result.survivors_mean, "crew"),
@@ -270,7 +302,7 @@ def run_demo(
     alone = demo.single("alone", plan.rounds, "one peer alone on its shard", alone_with=0)
     rounds = -(-calm.samples() // (plan.every * alone.batch()))
     everything = demo.single("all-data", rounds, "one process on all the data, as many samples")
-    main = demo.crew("crew", plan.faults(calm.trained_s), plan.story)
+    main = demo.crew("crew", plan.faults(calm.trained_s), plan.story(calm.trained_s))
     result = judge(plan, folder, main, calm, alone, everything)
     show(plan, result, console)
     return result

@@ -88,6 +88,11 @@ class ProcessFaults:
         """When there is something to do (on the clock of ``start_s``), or ``None``: never again."""
         return self._start_s + self._heap[0][0] if self._heap else None
 
+    @property
+    def left(self) -> list[trace.Fault]:
+        """The faults that have not come yet, in order of time."""
+        return [why for *_, why in sorted(self._heap, key=lambda e: e[:2]) if isinstance(why, trace.Fault)]
+
     def due(self, now_s: float) -> list[Act]:
         """What is to be done by now. A peer that several faults stop goes on once all have ended."""
         acts: list[Act] = []

@@ -80,6 +80,7 @@ class Launch:
         self._beginner: PeerId | None = None
         self._stopped = False
         self._injector: ProcessFaults | None = None
+        self._too_late_faults: list[trace.Fault] = []
         self._seen = SeenErrors()
         self._ending: Shutdown | None = None
         self._interrupted = 0
@@ -115,8 +116,7 @@ class Launch:
         except BaseException:
             self._kill_all()
             raise
-        if self._setup.faults != Faults() and self._injector is None and self._ending is None:
-            self._say("no fault was injected: their times count from when all peers have joined the crew")
+        self._say_what_never_came()
         self._write(trace.Leave(t=self._now_t()))
         ends = tuple(end for _, end in sorted(self._ends.items()))
         return LaunchResult(
@@ -291,8 +291,22 @@ class Launch:
 
     # -- Faults
 
+    def _say_what_never_came(self) -> None:
+        """A run that was over before its faults has shown nothing of them."""
+        if self._ending is not None:
+            return
+        if self._injector is None:
+            if self._setup.faults != Faults():
+                self._say("no fault was injected: their times count from when all peers have joined the crew")
+            return
+        if late := [*self._too_late_faults, *self._injector.left]:
+            details = ", ".join(record.detail for record in late)
+            self._say(f"not injected, as the peer or the run had ended before: {details}")
+
     def _do(self, act: Act) -> None:
         if act.peer in self._ends:
+            if act.record is not None:
+                self._too_late_faults.append(act.record)
             return
         if act.what != "record":
             peer = self._peers[act.peer]

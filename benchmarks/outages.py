@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.append(str(Path(__file__).parent))  # tests import this file, too
+sys.path.append(str(Path(__file__).parent))
 
 from ragtag.core import seed as random
 from ragtag.core.faults import Faults, Partition, Window

@@ -10,6 +10,7 @@ fails stands beside it.
 
 *time*: of the run, over that of the crew in which nothing fails. *round*: how long an average takes a peer
 whose line works. *alone*: the share of the rounds of such peers in which they averaged with nobody.
+*cut_shared*: the part of the values that a peer averaged with others though its line had failed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 
 from ragtag.core import seed as random
-from ragtag.core.faults import Faults, Partition, Window
+from ragtag.core.faults import Faults, Window
 from ragtag.core.types import Outcome
 from ragtag.protocols.channel.averager import Averager
 from ragtag.protocols.groups.channel import Moshpit, RandomGroups
@@ -53,11 +54,13 @@ CREWS: dict[str, tuple[int, Averager]] = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One round of one peer. cut: its line failed meanwhile. alone: it averaged with nobody."""
+    """One round of one peer. cut: its line failed meanwhile. shared: the part of the values that it averaged
+    with others.
+    """
 
     took_s: float
     cut: bool
-    alone: bool
+    shared: float
 
 
 class Crew:
@@ -65,9 +68,9 @@ class Crew:
 
     def __init__(self, n: int, averager: Averager, failing: float, rounds: int, seed: int) -> None:
         self._averager, self._failing, self._rounds, self._seed = averager, failing, rounds, seed
-        self._lines = Faults(latency_s=LATENCY_S)
-        self._cuts: dict[int, Partition] = {}
-        self._crew = SimulatedCrew(n, self._lines, seed, cost=ComputeCost(STEP_S, sigma=SPREAD, seed=seed))
+        self._cuts: dict[int, Window] = {}
+        lines = Faults(latency_s=LATENCY_S)
+        self._crew = SimulatedCrew(n, lines, seed, cost=ComputeCost(STEP_S, sigma=SPREAD, seed=seed))
         self.taken: list[Taken] = []
 
     def run(self) -> float:
@@ -80,9 +83,9 @@ class Crew:
         def told(outcome: Outcome) -> None:
             until_s = outcome.started_s + outcome.total_s
             cut = self._cuts.get(peer.me)
-            was_cut = cut is not None and cut.window.until_s > outcome.started_s
-            alone = not bool((outcome.heard & (outcome.heard - 1)).any())
-            self.taken.append(Taken(until_s - outcome.started_s, was_cut, alone))
+            was_cut = cut is not None and cut.until_s > outcome.started_s
+            shared = float((outcome.heard & (outcome.heard - 1)).astype(bool).mean())
+            self.taken.append(Taken(until_s - outcome.started_s, was_cut, shared))
 
         optimizer = CrewOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0),
@@ -96,9 +99,7 @@ class Crew:
         for step in range(self._rounds):
             peer.compute()
             if random.uniform(draws, step) < self._failing:
-                window = Window(peer.now_s(), peer.now_s() + STEP_S)
-                self._cuts[peer.me] = Partition(frozenset({peer.me}), window)
-                self._crew.world.change_lines(replace(self._lines, partitions=tuple(self._cuts.values())))
+                self._cuts[peer.me] = peer.cut_off(STEP_S)
             optimizer.step()
         return peer.now_s() - began_s
 
@@ -111,6 +112,7 @@ def rows_of(name: str, rounds: int, seeds: int) -> list[dict[str, Any]]:
         crews = [Crew(n, averager, failing, rounds, seed) for seed in range(seeds)]
         took_s = float(np.mean([crew.run() for crew in crews]))
         there = [taken for crew in crews for taken in crew.taken if not taken.cut]
+        cut = [taken for crew in crews for taken in crew.taken if taken.cut]
         times_s = [taken.took_s for taken in there]
         rows.append(
             {
@@ -121,8 +123,10 @@ def rows_of(name: str, rounds: int, seeds: int) -> list[dict[str, Any]]:
                 "round_median_s": float(np.median(times_s)),
                 "round_mean_s": float(np.mean(times_s)),
                 "round_longest_s": max(times_s),
-                "alone": float(np.mean([taken.alone for taken in there])),
+                "alone": float(np.mean([taken.shared == 0 for taken in there])),
                 "rounds": len(there),
+                "cut": len(cut),
+                "cut_shared": float(np.mean([taken.shared for taken in cut])) if cut else None,
             }
         )
         print(json.dumps(rows[-1]), flush=True)

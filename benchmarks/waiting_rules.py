@@ -57,7 +57,7 @@ RED_MAX = 8
 TESTS = [
     f"tests/protocols/test_{what}.py"
     for what in (
-        *("reunite", "early", "asking", "outvoted", "quorum", "node", "gather", "progress"),
+        *("reunite", "early", "asking", "cut_off", "outvoted", "quorum", "node", "gather", "progress"),
         *("allreduce", "clients", "layout", "shares"),
     )
 ]
@@ -176,6 +176,14 @@ def _believed_at_once(asked_from_next: Any) -> Any:
     return twice
 
 
+def _few_alone(count: Any) -> Any:
+    def counted(self: Waiting, now_s: float) -> Any:
+        effects = count(self, now_s)
+        return effects if self._few < 0 else []
+
+    return counted
+
+
 def _of_what_is_owed(count: Any) -> Any:
     def counted(self: Waiting, now_s: float) -> Any:
         self._of = Counter(peer for peer, _, _ in self.owed)
@@ -233,13 +241,17 @@ RULES: dict[str, Rule] = {
         "the few that are missing are asked whether they are there",
         *(Waiting, "look_around", nothing(list)),
     ),
+    "asking all": Rule(
+        "where most are missing, all of them are asked later",
+        *(Waiting, "count", _few_alone),
+    ),
+    "part of a step": Rule(
+        "that is a quarter of a step at most after the beginning",
+        *(Budgets, "usual_scatter_s", reading(lambda self: self.scatter.middle_s())),
+    ),
     "of all": Rule(
         "few are half of all that a stage waits for, and not of those that are missing when it begins",
         *(Waiting, "count", _of_what_is_owed),
-    ),
-    "in the next": Rule(
-        "peers in the next round do not count among the few, and are asked",
-        *(Waiting, "in_next", nothing(list)),
     ),
     "at other times": Rule(
         "where a peer is silent, others' averages have a question and its answer longer",
@@ -251,7 +263,7 @@ RULES: dict[str, Rule] = {
     ),
     "middle": Rule(
         "they are asked after half of the second stages' time, not after a whole deadline",
-        *(Budgets, "usual_s", reading(lambda self: self.gather.budget_s())),
+        *(Budgets, "usual_gather_s", reading(lambda self: self.gather.budget_s())),
     ),
     "round trips": Rule(
         "an answer has two retransmission timeouts at least",

@@ -145,13 +145,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_node.py", "-k", "was_away_owns or its_last_round"),
     ),
     Sabotage(
-        "slow peers: an average is waited for no longer although its peer goes on",
-        "src/ragtag/protocols/channel/at_once.py",
-        "if self._serves or self.me in ask.aside:",
-        "if self._serves:",
-        ("tests/training/test_slow.py", "-k", "bound_on_staleness_holds"),
-    ),
-    Sabotage(
         "slow peers: one goes to a round for an average though nobody is beyond it",
         "src/ragtag/training/exchange/slow.py",
         "        if self._newest > self._round + 1:  # that one is over\n",
@@ -1361,7 +1354,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "overlap: the second stage has no part of it",
         "src/ragtag/protocols/channel/budgets.py",
-        "free_s = max(0.0, overlap_s - self.usual_s)",
+        "free_s = max(0.0, overlap_s - self.usual_gather_s)",
         "free_s = overlap_s",
         (*QUORUM, "-k", "no_share_is_too_late"),
     ),
@@ -3142,11 +3135,32 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_node.py", "-k", "freezes_before"),
     ),
     Sabotage(
-        "rounds: most are not asked, though they are in the next round",
+        "rounds: a peer that hears nothing asks nobody before its deadline",
         "src/ragtag/protocols/rounds/progress.py",
-        "sum(share[0] not in self._in_next for share in self.owed)",
-        "len(self.owed)",
-        ("tests/protocols/test_asking.py", "-k", "lacks_all_averages"),
+        "return effects if self._few == _ASKING else self._arm(now_s, 0, self._pause_s)",
+        "return effects",
+        ("tests/protocols/test_cut_off.py",),
+    ),
+    Sabotage(
+        "rounds: peers that were cut off teach the others to find out as late",
+        "src/ragtag/protocols/channel/budgets.py",
+        "min(self.scatter.middle_s(), APART * self.computed_s)",
+        "self.scatter.middle_s()",
+        ("tests/protocols/test_cut_off.py", "-k", "often"),
+    ),
+    Sabotage(
+        "rounds: a fast peer asks slow ones all the time",
+        "src/ragtag/protocols/rounds/progress.py",
+        "self._pause_s *= 2.0",
+        "pass",
+        ("tests/protocols/test_cut_off.py", "-k", "seldom"),
+    ),
+    Sabotage(
+        "rounds: answers are judged by an earlier question's time",
+        "src/ragtag/protocols/rounds/progress.py",
+        "return name == due and now_s >= at_s",
+        "return True",
+        ("tests/protocols/test_asking.py", "-k", "goes_elsewhere"),
     ),
     Sabotage(
         "rounds: an average is waited for no longer where its owner asks a silent peer later",
@@ -3312,8 +3326,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "probes: nobody is asked before the deadline",
         "src/ragtag/protocols/channel/at_once.py",
-        "usual_s=INITIAL_RTO_S if self._channel.passing else",
-        "usual_s=",
+        "usual_gather_s=INITIAL_RTO_S if self._channel.passing else",
+        "usual_gather_s=",
         ("tests/protocols/test_asking.py", "-k", "probe"),
     ),
     Sabotage(

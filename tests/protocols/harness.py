@@ -74,6 +74,8 @@ class World:
         self.frozen: dict[int, tuple[float, float]] = {}
         self.carry: Callable[[int, Run], Iterable[tuple[float, Run]]] = lambda source, run: [(0.0, run)]
         """(sender, run as sent) to the (extra delay, run) that are delivered; a test may tamper here."""
+        self.deadline_s = 0.0
+        """Until when that which is carried now may be sent."""
         self.on_done: Callable[[int, Outcome], None] = lambda peer, outcome: None
         self.outcomes: list[list[Outcome]] = [[] for _ in range(n)]
         """Of an auxiliary: of the rounds that it has served."""
@@ -133,6 +135,7 @@ class World:
     def _do(self, peer: int, effect: Effect) -> None:
         if isinstance(effect, Send):
             assert effect.deadline_s >= self.now_s
+            self.deadline_s = effect.deadline_s
             for delay_s, run in self.carry(peer, effect.run):
                 for later_s, arrived in self.through(peer, run, effect.deadline_s - self.now_s):
                     at_s = self.now_s + self.latency_s + delay_s + later_s

@@ -279,14 +279,18 @@ def test_a_block_that_goes_elsewhere_costs_its_question_and_the_others_are_still
     arrives(1, SCATTER, mine)
     waiting, lacking = machine.waiting, {(2, SCATTER, mine)}
     assert waiting.owed == lacking
-    waiting._ask(9.0)
+    asks_s = waiting._next[1]
+    machine.step(asks_s, Expired(machine.spec.timer("ask scatter")))
+    answers_s = waiting._next[1]
     node.step(
         0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, of_1), b"")])
     )  # not what it was asked for
     assert waiting.never == set()
     node.step(0.02, Arrived([blob_message(2, MessageKey(0, 0, NEVER, mine), b"")]))
     assert waiting.never == lacking == waiting.owed
-    machine.step(0.03, Expired(machine.spec.timer("answer scatter")))
+    machine.step(asks_s, Expired(machine.spec.timer("answer scatter")))  # of an earlier question
+    assert waiting.owed == lacking
+    machine.step(answers_s, Expired(machine.spec.timer("answer scatter")))
     assert waiting.owed == {(1, GATHER, of_1), (2, GATHER, of_2)}
     assert machine.lesson().in_vain == {2} and waiting.missed() == (2,)
 

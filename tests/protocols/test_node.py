@@ -427,7 +427,7 @@ def test_with_a_quorum_an_average_is_due_where_its_peer_goes_on_meanwhile() -> N
     waits = budgets.begin(0, 0.0, 0.0, None, ())
     assert waits.left_s == math.inf
     due = budgets.begin(1, 1.0, 0.0, None, (), overlap_s=0.5)
-    assert due.scatter_s == pytest.approx(0.5 - budgets.usual_s) and due.left_s == 0.0
+    assert due.scatter_s == pytest.approx(0.5 - budgets.usual_gather_s) and due.left_s == 0.0
     assert due.gather_s == waits.gather_s < due.scatter_s and due.cycle_s == math.inf
     without = Budgets(Channel(RPS(), fp32, 6, 0.001, 0.001))
     without.begin(0, 0.0, 0.0, None, ())
@@ -1011,15 +1011,17 @@ def test_who_only_begins_late_is_asked_and_waited_for_though_datagrams_are_lost(
     assert heard(first) == set(range(n)) and first.missed == ()
 
 
-def test_where_most_freeze_when_they_have_given_their_share_nobody_is_asked() -> None:
-    """More likely this peer is late than most are frozen: an average has until its owner's deadline."""
+def test_where_most_freeze_when_they_have_given_their_share_they_are_asked_later() -> None:
+    """More likely the others find out that a peer is silent, for as long as a question and its answer take:
+    after that time, 16 ms, they are asked, and have 10 ms to answer. The deadline is above 70 ms.
+    """
     outcomes = after_a_freeze((0, 1, 2, 3, 4), gave=True)
     assert all(outcome.missed == (0, 1, 2, 3, 4) for outcome in outcomes)
-    assert outcomes[-1].gather_s > 0.07
+    assert outcomes[-1].gather_s == pytest.approx(0.026)
 
 
 def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> None:
-    """A busy machine: answers take 60 ms where round trips tell of 4."""
+    """A busy machine: answers take 60 ms where round trips tell of 4. Until then some are ahead of others."""
     n, rounds = 9, 40
     world = World(n, rps_repair, 20, floor_s=0.004, probe_s=0.2)
     world.carry = lambda source, run: [(0.06 if run.key.stage == HERE else 0.0, run)]
@@ -1034,7 +1036,7 @@ def test_who_answers_late_again_and_again_is_soon_given_the_time_it_takes() -> N
         world.average(peer, again(peer, 0), after_s=0.01 * peer)
     world.run()
     missed = [bool(outcome.missed) for outcome in world.outcomes[0]]
-    assert any(missed[:4]) and not any(missed[8:])
+    assert any(missed[:4]) and not any(missed[20:])
     assert world.nodes[0].channels[0].patience.factor > 4
 
 

@@ -16,6 +16,8 @@ STORMS = {
     "step": ("rps", 0),
     "early": ("rps", 0),
     "asking": ("rps", 0),
+    "of all": ("rps", 0),
+    "middle": ("rps", 0),
     "again": ("rps", 0),
     "round trips": ("rps", 0),
     "patience": ("rps", 0),
@@ -29,8 +31,8 @@ STORMS = {
     "compute apart": ("rps", 0),
 }
 """By rule: one that goes otherwise without it."""
-ASKING, NODE, PROGRESS, REUNITE = (
-    f"tests/protocols/test_{name}.py::test_" for name in ("asking", "node", "progress", "reunite")
+ASKING, CUT_OFF, NODE, PROGRESS, REUNITE = (
+    f"tests/protocols/test_{name}.py::test_" for name in ("asking", "cut_off", "node", "progress", "reunite")
 )
 RED = {
     "passed": f"{PROGRESS}a_peer_that_is_past_the_round_owes_nothing_of_it_and_is_not_missed",
@@ -38,11 +40,10 @@ RED = {
     "witnesses": f"{PROGRESS}most_of_the_others_must_have_gone_on_without_a_peer",
     "asked while early": "tests/protocols/test_early.py::"
     "test_who_is_far_too_early_is_with_the_others_again_in_the_next_round",
-    "middle": f"{ASKING}peers_in_a_ring_of_cuts_find_out_after_what_the_middle_round_takes",
     "never by question": f"{ASKING}who_lacks_all_averages_asks_once_it_sees_others_in_the_next_round",
     "twice": f"{ASKING}what_comes_after_the_first_question_counts",
-    "of all": f"{NODE}who_freezes_before_it_has_given_anything_costs_no_scatter_deadline",
-    "in the next": f"{ASKING}who_lacks_all_averages_asks_once_it_sees_others_in_the_next_round",
+    "asking all": f"{CUT_OFF}who_is_cut_off_finds_out_in_a_part_of_a_step_and_is_in_the_next_round",
+    "part of a step": f"{CUT_OFF}however_often_lines_fail_nobody_waits_for_most_of_a_step",
     "at other times": f"{NODE}who_freezes_before_it_has_given_anything_costs_no_scatter_deadline",
     "which round": f"{ASKING}a_question_tells_which_round_the_others_are_in_but_for_one_that_is_made_up",
     "asks later": f"{NODE}a_peer_that_asks_in_a_later_round_has_left_this_one",

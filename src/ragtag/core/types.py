@@ -241,13 +241,13 @@ class Begin:
     withheld: those of them whose copies it does not wait for (see ``rounds.base.Lesson``).
     rows: what is offered, in place of values, where rows are gathered.
     grace_s: how much longer it may scatter where most have not come.
-    usual_s: how long the second stage takes usually. After that, or ``gather_s`` where it is shorter, peers
-        that are missing are asked whether they are there.
+    usual_scatter_s, usual_gather_s: how long the stages take usually. After the second one's time, or
+        ``gather_s`` where it is shorter, peers that are missing are asked whether they are there; after the
+        first one's where most are missing in SCATTER.
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     cycle_s: what a wait past a quorum is weighed against: how long ago this peer began the round before.
         Infinite: no wait until the deadline costs anything.
-    met: whether all peers have come here from a meeting. Then none is early, and they are asked however many
-        are missing.
+    met: whether all peers have come here from a meeting.
     """
 
     values: Floats
@@ -258,7 +258,8 @@ class Begin:
     withheld: frozenset[PeerId] = frozenset()
     rows: Bytes | None = None
     grace_s: float = 0.0
-    usual_s: float = math.inf
+    usual_scatter_s: float = math.inf
+    usual_gather_s: float = math.inf
     answer_s: float = 0.0
     cycle_s: float = math.inf
     met: bool = False

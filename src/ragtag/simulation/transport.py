@@ -26,7 +26,7 @@ import numpy as np
 from ragtag.codecs.base import Codec
 from ragtag.codecs.dense import DENSE, fp32, known_name
 from ragtag.core.errors import Error
-from ragtag.core.faults import Faults
+from ragtag.core.faults import Faults, Partition, Window
 from ragtag.core.schema import Schema, SchemaMismatch
 from ragtag.core.types import (
     PEERS_MAX,
@@ -533,6 +533,7 @@ class SimulatedTransport(Posting):
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
         self._overlaps: dict[tuple[int, bool], Overlap] = {}
+        self._cut: Partition | None = None
         self._told = False
         self.standing = Standing(self, lambda: self._node.live - {me})
 
@@ -585,6 +586,17 @@ class SimulatedTransport(Posting):
         crew, step = self.crew, self._step
         self._step += 1
         crew.wake(self.me, crew.cost.ends_s(self.me, step, samples, self.now_s(), crew.world.faults))
+
+    def cut_off(self, for_s: float) -> Window:
+        """From now on this peer's line fails for so long: it hears nobody, and nobody hears it. Its script
+        goes on. When that is, in virtual time.
+        """
+        world, now_s = self.crew.world, self.now_s()
+        window = Window(now_s, now_s + for_s)
+        others = tuple(cut for cut in world.faults.partitions if cut is not self._cut)
+        self._cut = Partition(frozenset({self.me}), window)
+        world.change_lines(replace(world.faults, partitions=(*others, self._cut)))
+        return window
 
     # -- Averages
 

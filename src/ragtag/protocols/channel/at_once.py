@@ -309,9 +309,8 @@ class Rounds:
             ask.overlap_s,
         )
         scatter_s, gather_s = times.scatter_s, times.gather_s
-        # no average comes to one that serves, so it cannot measure how long that takes; one that is set aside
-        # owns nothing, and its first stage is over at once
-        if self._serves or self.me in ask.aside:
+        # no average comes to one that serves, so it cannot measure how long that takes
+        if self._serves:
             gather_s = max(gather_s, scatter_s)
         self.active = number
         self._behind |= skipped > 0 and number > ask.due  # what went by as it meant to is no lag
@@ -350,7 +349,8 @@ class Rounds:
             rows=rows,
             grace_s=grace_s,
             # of a probe nothing is known yet
-            usual_s=INITIAL_RTO_S if self._channel.passing else self.budgets.usual_s,
+            usual_scatter_s=INITIAL_RTO_S if self._channel.passing else self.budgets.usual_scatter_s,
+            usual_gather_s=INITIAL_RTO_S if self._channel.passing else self.budgets.usual_gather_s,
             answer_s=answer_s,
             cycle_s=times.cycle_s,
             met=self._channel.passing,
@@ -649,10 +649,8 @@ class Rounds:
         """Peers are in this round: do not wait for those that are far enough ahead of the round here."""
         if self._moves_on(number, peers):
             return self._move_on(now_s)
-        if self.active is None or number <= self.active:
+        if self.active is None or number <= self.active + (not self._behind):
             return []
-        if number == self.active + 1 and not self._behind:
-            return self._settle(self.rounds[self.active].seen_in_next(now_s, peers))
         ahead = [peer for peer in peers if peer not in self._ahead and peer != self.me]
         return self._pass(now_s, ahead)
 

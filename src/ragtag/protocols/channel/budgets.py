@@ -105,7 +105,7 @@ class Budgets:
         With a quorum an average is *due* then: peers are on clocks of their own, so what this one learned
         tells nothing. Where fewer are there by then, waiting on makes no average and delays the next.
         """
-        free_s = max(0.0, overlap_s - self.usual_s)
+        free_s = max(0.0, overlap_s - self.usual_gather_s)
         due = free_s > 0 and bool(self._channel.averager.quorum)
         if self._ended_s is not None:
             self._computed_s.append(max(0.0, now_s - self._ended_s))
@@ -185,13 +185,23 @@ class Budgets:
         return median_low(self._computed_s) if self._computed_s else 0.0
 
     @property
-    def usual_s(self) -> float:
+    def usual_gather_s(self) -> float:
         """How long the second stage takes where no owner waits for another peer.
 
         By the middle one of the last ones. Peers that find out that others are not there hold up those that
         wait for their averages. If these took that for usual, they would be as slow to find out in turn.
         """
         return self.gather.middle_s()
+
+    @property
+    def usual_scatter_s(self) -> float:
+        """How long the first stage takes, by the middle one of the last, and a part of a step at most.
+
+        A peer that hears nothing for longer is cut off, or earlier than it usually is. Were there no bound,
+        peers that find out late that they are cut off would be late in the next round, and teach the others
+        to find out as late.
+        """
+        return max(self.usual_gather_s, min(self.scatter.middle_s(), APART * self.computed_s))
 
     def _apart_s(self) -> float:
         return APART * min(self._computed_s, default=0.0)

@@ -8,7 +8,6 @@ all-reduce does. Their deadline only bounds how long a dead member holds them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -147,10 +146,6 @@ class Ring:
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
         """Nothing happens: a ring waits for its neighbour or for its deadline."""
-        return []
-
-    def seen_in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
-        """A ring asks nobody."""
         return []
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -226,10 +226,6 @@ class Round(Protocol):
 
     def passed(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer was heard in a later round: it sends nothing of this one any more."""
-        ...
-
-    def seen_in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
-        """Something came of the next round from these: they do not come late."""
         ...
 
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:

@@ -15,12 +15,12 @@ peer is waited for exactly while it owes one. There are eight ways (``Why``) in 
 | SILENT | asked whether it is there, it did not answer | yes | as LATE | as LATE |
 | NEVER | it says that the share comes no more, or asks twice in the next round | yes | no | not in a probe |
 
-Where only a few shares are missing their peers are asked (``asking``), again and again; where most are, from
-the first deadline on, as a peer that is early would else ask all others in each round. Those that are in the
-next round are not late, and do not count among the missing. A peer that does not answer in the time that the
-second stage usually takes is frozen, dead or cut off. One that answers may compute, or wait itself, until the
-deadline. A peer that has ended the round, or assigns the blocks otherwise, says so. Unless its share comes in
-the time for an answer, it is waited for no longer, and no deadline grows by that.
+Where only a few shares are missing their peers are asked (``asking``), again and again; where most are, later
+and more seldom, as a peer that is early would else ask all others in each round. A peer that does not answer
+in the time that the second stage usually takes is frozen, dead or cut off; where nobody does, this peer is.
+One that answers may compute, or wait itself, until the deadline. A peer that has ended the round, or assigns
+the blocks otherwise, says so. Unless its share comes in the time for an answer, it is waited for no longer,
+and no deadline grows by that.
 
 A quorum (``Spec.quorum``) ends SCATTER before its deadline. With k peers there, of which this owner is one,
 one more in the average makes up for the wait of all k if it comes within 1/k of the time since the round
@@ -131,9 +131,11 @@ class Waiting:
         """The contributors to an owner's average, a bit each, by the owner."""
         self._of: Counter[PeerId] = Counter()
         """How many shares this stage waits for, those that are in among them, by the peer."""
-        self._in_next: set[PeerId] = set()
-        """Peers that have begun the next round."""
         self._few = _ASKING
+        self._pause_s = math.inf
+        """How long it waits before it asks, or asks again."""
+        self._next = "", math.inf
+        """The timer that runs: to ask, or until answers are in. Those that it replaces run out unheeded."""
         self._grace_s = 0.0
         self._began_s = self._enough_s = math.inf
 
@@ -311,26 +313,22 @@ class Waiting:
         """A stage begins: few shares are half of all that it waits for, or as many as one peer owes.
 
         Those that are in count among them: they show that this peer is not early. Where all came from a
-        meeting, any number is few.
+        meeting, any number is few. Where more are missing this peer is early, or cut off: it asks after as
+        long as it is early usually, or in GATHER as others need to find out that a peer is silent.
         """
         few = max(self._of.total() // 2, *self._of.values())
         self._few = len(self.owed) if self.begun.met else few
-        return self.look_around(now_s)
+        early = self.stage == SCATTERING
+        self._pause_s = self.begun.usual_scatter_s if early else self._usual_s + self._answer_s
+        effects = self.look_around(now_s)
+        return effects if self._few == _ASKING else self._arm(now_s, 0, self._pause_s)
 
     def look_around(self, now_s: float) -> list[Effect]:
-        """Where only few shares are missing: ask their peers whether they are there, after a while.
-
-        A peer that has begun the next round does not come late, so its shares are not among the few.
-        """
-        if not self.owed or sum(share[0] not in self._in_next for share in self.owed) > self._few:
+        """Where only few shares are missing: ask their peers whether they are there, after a while."""
+        if not self.owed or len(self.owed) > self._few:
             return []
-        self._few = _ASKING
-        return self._arm(now_s, 0, self._usual_s)
-
-    def in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
-        """These have begun the next round."""
-        self._in_next.update(peers)
-        return self.look_around(now_s)
+        self._few, self._pause_s = _ASKING, self._usual_s
+        return self._arm(now_s, 0, self._pause_s)
 
     def wants_more(self, now_s: float) -> list[Effect] | None:
         """Most peers' shares are missing at the first deadline, or a quorum is: wait as long again, once.
@@ -351,7 +349,7 @@ class Waiting:
         self.until_s += max(0.0, now_s - self.until_s) + self._grace_s
         self._grace_s = 0.0
         effects: list[Effect] = [Arm(self._spec.timer("scatter" if owns else "gather"), self.until_s)]
-        self._few = _ASKING
+        self._few, self._pause_s = _ASKING, self._usual_s
         effects += self._ask(self.until_s)
         return effects + self._arm(now_s, 1, self._answer_s)
 
@@ -359,12 +357,14 @@ class Waiting:
         """The timer to ask has run out; ``None``: ``name`` is another timer, or one of the other stage."""
         if name != _TIMERS[self.stage][0]:
             return None
+        if not self._is_due(now_s, name):
+            return []
         arm = self._arm(now_s, 1, self._answer_s)
         return [*self._ask(now_s + self._answer_s), *arm] if arm else []
 
-    def unanswered(self, name: str) -> bool:
+    def unanswered(self, now_s: float, name: str) -> bool:
         """``SILENT``, ``NEVER``: the time for answers is over. ``False``: ``name`` is another timer."""
-        if name != _TIMERS[self.stage][1]:
+        if name != _TIMERS[self.stage][1] or not self._is_due(now_s, name):
             return False
         silent = {share for share in self.owed if share[0] not in self.answered}
         never = self.never - silent
@@ -378,21 +378,28 @@ class Waiting:
         return True
 
     def ask_again(self, now_s: float) -> list[Effect]:
-        """Peers that answered, and still owe a share, are asked once more after as long."""
-        return self._arm(now_s, 0, self._usual_s)
+        """Peers that answered, and still owe a share, are asked once more after as long, or twice as long
+        where most do: a fast peer among slow ones would else ask all of them all the time.
+        """
+        if self._few != _ASKING:
+            self._pause_s *= 2.0
+        return self._arm(now_s, 0, self._pause_s)
 
     @property
     def _usual_s(self) -> float:
-        return min(self.begun.usual_s, self.begun.gather_s)
+        return min(self.begun.usual_gather_s, self.begun.gather_s)
 
     @property
     def _answer_s(self) -> float:
         return max(self._usual_s, self.begun.answer_s)
 
     def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
-        if now_s + wait_s >= self.until_s:
-            return []
-        return [Arm(self._spec.timer(_TIMERS[self.stage][which]), now_s + wait_s)]
+        name, at_s = self._next = _TIMERS[self.stage][which], now_s + wait_s
+        return [Arm(self._spec.timer(name), at_s)] if at_s < self.until_s else []
+
+    def _is_due(self, now_s: float, name: str) -> bool:
+        due, at_s = self._next
+        return name == due and now_s >= at_s
 
     def _ask(self, until_s: float) -> list[Effect]:
         self.answered -= _peers(self.owed)

@@ -11,7 +11,7 @@ its next rounds, too. In a crew of two or three the others may well be dead, so 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
@@ -167,10 +167,6 @@ class Stages:
         self.waiting.passed(peer)
         return self.waiting.look_around(now_s) if self.waiting.owed else self._advance(now_s)
 
-    def seen_in_next(self, now_s: float, peers: Collection[PeerId]) -> list[Effect]:
-        """Peers have begun the next round: they are not late, and may have ended this one."""
-        return self.waiting.in_next(now_s, peers)
-
     def asked_from_next(self, now_s: float, peer: PeerId) -> list[Effect]:
         """A peer asks this one for a message of the next round: it sends nothing of this round any more."""
         return self._advance(now_s) if self.waiting.asked_from_next(peer) else []
@@ -230,7 +226,7 @@ class Stages:
         asked = waiting.asks(now_s, name)
         if asked is not None:
             return asked
-        if waiting.unanswered(name):
+        if waiting.unanswered(now_s, name):
             effects = self._advance(now_s)
             return effects + waiting.ask_again(now_s) if waiting.stage == stage else effects
         if (name, stage) not in (("scatter", SCATTERING), ("gather", GATHERING)):

@@ -10,7 +10,7 @@ for as long as steps take until its next one is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ragtag.codecs.sparse.topk import CHUNK
 from ragtag.core import seed as random
-from ragtag.core.faults import Faults, Partition, Window
-from ragtag.core.types import Outcome, PeerId
+from ragtag.core.faults import Faults
+from ragtag.core.types import Outcome
 from ragtag.optim.outer import Outer
 from ragtag.protocols.groups.channel import RandomGroups
 from ragtag.protocols.rounds.rps import RPS
@@ -223,8 +223,7 @@ class _Crew:
     def __init__(self, setup: Setup, missing: float, data: Path | None) -> None:
         self._setup, self._judge = setup, TextJudge(setup, data)
         self._first = pretrained(setup, self._judge.text)
-        self._lines = lines = Faults(latency_s=LATENCY_S, rate_bytes_per_s=BYTES_PER_S)
-        self._cuts: dict[PeerId, Partition] = {}
+        lines = Faults(latency_s=LATENCY_S, rate_bytes_per_s=BYTES_PER_S)
         cost = ComputeCost(STEP_S, sigma=JITTER, seed=setup.seed)
         self._crew = SimulatedCrew(setup.n, lines, setup.seed, cost=cost)
         self._values: dict[int, list[Tensor]] = {}
@@ -258,7 +257,7 @@ class _Crew:
             at_s = peer.now_s()
             peer.compute()
             if crews and step % attends.every == 0 and attends.away(step):
-                self._cut_off(peer)
+                peer.cut_off(setup.method.every * STEP_S)  # until its next average
             computed_s += peer.now_s() - at_s
             learn_text(model, both, *next(source))
             for pace in paces:
@@ -303,13 +302,6 @@ class _Crew:
             seed=setup.seed,
             **asked,
         )
-
-    def _cut_off(self, peer: SimulatedTransport) -> None:
-        """A peer is cut off for as long as it computes until its next average."""
-        now_s = peer.now_s()
-        window = Window(now_s, now_s + self._setup.method.every * STEP_S)
-        self._cuts[peer.me] = Partition(frozenset({peer.me}), window)
-        self._crew.world.change_lines(replace(self._lines, partitions=tuple(self._cuts.values())))
 
     def _sent(self, peer: SimulatedTransport) -> float:
         return float(self._crew.world.traffic(peer.me).bytes_sent)

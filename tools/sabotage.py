@@ -3132,7 +3132,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/protocols/rounds/progress.py",
         "            self._of[peer] += 1\n            return\n",
         "            return\n",
-        ("tests/protocols/test_node.py", "-k", "freezes_before"),
+        ("tests/protocols/test_cut_off.py", "-k", "begins_last"),
     ),
     Sabotage(
         "rounds: a peer that hears nothing asks nobody before its deadline",

@@ -26,7 +26,8 @@ class Crew:
     """Peers that compute for a step, a twentieth more or less, and average. Lines fail for a step each.
 
     cuts: the peers whose lines fail, by round. after_s: how long after such a peer has begun that round.
-    pace: how many times as long as others a peer computes, by peer.
+    pace: how many times as long as usual a peer computes, by peer and round.
+    dead: peers that die before they begin round ``ODD``.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class Crew:
         method: Averager,
         cuts: dict[int, list[int]],
         after_s: float = -1e-6,
-        pace: dict[int, float] | None = None,
+        pace: dict[tuple[int, int], float] | None = None,
+        dead: tuple[int, ...] = (),
     ) -> None:
-        self._cuts, self._after_s, self._pace = cuts, after_s, pace or {}
+        self._cuts, self._after_s, self._pace, self._dead = cuts, after_s, pace or {}, dead
         self._fails_s = [(0.0, 0.0)] * N
         self._own, self._draws = vectors(N, N), [generator(1, "cut off", peer) for peer in range(N)]
         self.world = world = World(
@@ -50,7 +52,11 @@ class Crew:
     def _begins(self, peer: int, number: int) -> None:
         if number == ROUNDS:
             return
-        computes_s = self._pace.get(peer, 1.0) * STEP_S * (1 + JITTER * (2 * self._draws[peer].random() - 1))
+        if number == ODD and peer in self._dead:
+            self.world.dead[peer] = self.world.now_s
+            return
+        pace = self._pace.get((peer, number), 1.0)
+        computes_s = pace * STEP_S * (1 + JITTER * (2 * self._draws[peer].random() - 1))
         self.world.average(peer, self._own[peer], after_s=computes_s)
         if peer in self._cuts.get(number, ()):
             from_s = self.world.now_s + computes_s + self._after_s
@@ -101,7 +107,7 @@ def test_a_fast_peer_asks_slow_ones_seldom_whether_they_are_there() -> None:
     """It waits for two thirds of a step in each round: it asks after a part of its own, and then after twice
     as long each time.
     """
-    world = Crew(rps_repair, {}, pace={0: 0.3}).world
+    world = Crew(rps_repair, {}, pace={(0, number): 0.3 for number in range(ROUNDS)}).world
     rounds = [outcome.round for outcome in world.outcomes[0] if outcome.scatter_s > 0.6 * STEP_S]
     assert len(rounds) > ROUNDS / 2
     asked = [
@@ -112,3 +118,12 @@ def test_a_fast_peer_asks_slow_ones_seldom_whether_they_are_there() -> None:
         if run.peer == 0 and run.key.stage in QUESTIONS
     ]
     assert 1 <= np.mean([asked.count(number) for number in rounds]) < 5
+
+
+def test_who_is_usually_early_and_begins_last_for_once_asks_at_once_the_two_that_it_lacks() -> None:
+    """What has come shows that it is not early. A quarter of its own step later it would ask all the same."""
+    usual = {(0, number): 0.8 for number in range(ROUNDS)}
+    crew = Crew(rps_repair, {}, pace=usual | {(0, ODD): 1.2}, dead=(5, 6))
+    (last,) = (outcome for outcome in crew.world.outcomes[0] if outcome.round == ODD)
+    assert last.missed == (5, 6)
+    assert last.scatter_s < 0.1 * STEP_S

@@ -196,8 +196,8 @@ SABOTAGES: tuple[Sabotage, ...] = (
     Sabotage(
         "demo: a death that comes after the training is none the less shown",
         "src/ragtag/app/demo/run.py",
-        "after = min(sum(t > over_t for t in times) for times in ended.values())",
-        "after = before",
+        "min(sum(one.t > _over_t(fault, fault.t) for one in ended) for ended in rounds.values()),",
+        "min(sum(one.t < fault.t for one in ended) for ended in rounds.values()),",
         ("tests/app/demo/test_result.py", "-k", "rounds_around"),
     ),
     Sabotage(

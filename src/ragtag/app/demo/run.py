@@ -94,30 +94,20 @@ class DemoResult:
 
 def demo_round_times(folder: Path, peers: Sequence[int]) -> RoundTimes:
     """Round times over the given peers' traces, and the share of what others sent that was averaged."""
-    ended: dict[int, float] = {}
-    stopped: dict[int, list[tuple[float, float]]] = {}
+    rounds, faults = _seen(folder, peers)
     whole: list[float] = []
     averaging: list[float] = []
     arrived: list[float] = []
-    for record in read_run(folder).records():
-        if isinstance(record, trace.Fault) and record.name == "freeze":
-            until = math.inf if record.until_t is None else record.until_t
-            stopped.setdefault(record.peer, []).append((record.t, until))
-        if (
-            not isinstance(record, trace.Round)
-            or record.peer not in peers
-            or record.channel not in (0, "model")
-        ):
-            continue
-        before, ended[record.peer] = ended.get(record.peer), record.t
-        if any(
-            from_t < record.t and (before or 0.0) < until for from_t, until in stopped.get(record.peer, [])
-        ):
-            continue
-        averaging.append(record.total_s)
-        arrived.append(record.arrived)
-        if before is not None:
-            whole.append(record.t - before)
+    for peer, ended in rounds.items():
+        stopped = [(f.t, _over_t(f, math.inf)) for f in faults if f.name == "freeze" and f.peer == peer]
+        for before, one in zip([None, *ended], ended, strict=False):
+            began_t = 0.0 if before is None else before.t
+            if any(from_t < one.t and began_t < until_t for from_t, until_t in stopped):
+                continue
+            averaging.append(one.total_s)
+            arrived.append(one.arrived)
+            if before is not None:
+                whole.append(one.t - before.t)
     if not whole:
         raise DemoError(f"no rounds were traced in {folder}")
     return RoundTimes(Times.of(whole), Times.of(averaging), float(np.mean(arrived)))
@@ -128,20 +118,31 @@ def rounds_around(folder: Path, peers: Sequence[int]) -> dict[str, tuple[int, in
 
     A fault that came before the training or after it shows nothing, whatever else holds.
     """
+    rounds, faults = _seen(folder, peers)
+    return {
+        fault.name: (
+            min(sum(one.t < fault.t for one in ended) for ended in rounds.values()),
+            min(sum(one.t > _over_t(fault, fault.t) for one in ended) for ended in rounds.values()),
+        )
+        for fault in faults
+    }
+
+
+def _seen(folder: Path, peers: Sequence[int]) -> tuple[dict[int, list[trace.Round]], list[trace.Fault]]:
+    """The rounds in which these peers averaged the model, by peer, and what befell processes of the run."""
+    rounds: dict[int, list[trace.Round]] = {peer: [] for peer in peers}
     faults: list[trace.Fault] = []
-    ended: dict[int, list[float]] = {peer: [] for peer in peers}
     for record in read_run(folder).records():
         if isinstance(record, trace.Fault) and record.name in ("freeze", "kill"):
             faults.append(record)
-        elif isinstance(record, trace.Round) and record.peer in ended and record.channel in (0, "model"):
-            ended[record.peer].append(record.t)
-    around: dict[str, tuple[int, int]] = {}
-    for fault in faults:
-        over_t = fault.t if fault.until_t is None else fault.until_t
-        before = min(sum(t < fault.t for t in times) for times in ended.values())
-        after = min(sum(t > over_t for t in times) for times in ended.values())
-        around[fault.name] = before, after
-    return around
+        elif isinstance(record, trace.Round) and record.peer in rounds and record.channel in (0, "model"):
+            rounds[record.peer].append(record)
+    return rounds, faults
+
+
+def _over_t(fault: trace.Fault, without: float) -> float:
+    """When a fault was over; ``without``: where that is not traced."""
+    return without if fault.until_t is None else fault.until_t
 
 
 def ended_alike(folder: Path, peers: Sequence[int]) -> bool:

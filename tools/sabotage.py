@@ -233,7 +233,7 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "src/ragtag/protocols/channel/budgets.py",
         "return self.gather.middle_s()",
         "return self.gather.budget_s()",
-        ("tests/protocols/test_asking.py", "-k", "ring_of_cuts"),
+        ("tests/protocols/test_cut_off.py", "-k", "often"),
     ),
     Sabotage(
         "waiting: questions of the next round say nothing",

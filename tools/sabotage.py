@@ -3135,6 +3135,13 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/protocols/test_cut_off.py", "-k", "begins_last"),
     ),
     Sabotage(
+        "rounds: answers are not heeded where another question would come too late",
+        "src/ragtag/protocols/rounds/progress.py",
+        "        if at_s >= self.until_s:\n            return []\n        self._next = name, at_s\n",
+        "        self._next = name, at_s\n        if at_s >= self.until_s:\n            return []\n",
+        ("tests/protocols/test_progress.py", "-k", "answers_are_due"),
+    ),
+    Sabotage(
         "rounds: a peer that hears nothing asks nobody before its deadline",
         "src/ragtag/protocols/rounds/progress.py",
         "return effects if self._few == _ASKING else self._arm(now_s, 0, self._pause_s)",

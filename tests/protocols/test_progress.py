@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ragtag.core.types import Begin
+from ragtag.core.types import Arm, Begin, Effect
 from ragtag.protocols.rounds.base import GATHER, NO_VALUES, SCATTER, Spec
 from ragtag.protocols.rounds.layout import Layout
 from ragtag.protocols.rounds.progress import Waiting
@@ -110,3 +110,28 @@ def test_an_owner_waits_once_more_for_most_of_all_that_give(missing: int, again:
     for peer in there.begin(0.0, begin)[:missing]:
         there.owe((peer, SCATTER, 0))
     assert (there.wants_more(1.0) is not None) is again
+
+
+def test_answers_are_due_where_another_question_would_come_too_late() -> None:
+    """All were asked, as most were missing. Few are by then, and their next turn is past the deadline."""
+    everybody = frozenset(range(5))
+    there = Waiting(Spec(0, 0, 0, Layout(5, 5), tuple(range(5)), everybody, TINY), everybody)
+    begin = Begin(
+        NO_VALUES, 1.0, everybody - {0}, scatter_s=1.0, gather_s=1.0, usual_scatter_s=0.3, usual_gather_s=0.4
+    )
+    for peer in there.begin(0.0, begin):
+        there.owe((peer, SCATTER, 0))
+    assert _armed(there.count(0.0)) == [0.3]
+    asked = there.asks(0.3, "ask scatter")
+    assert asked is not None and _armed(asked) == [0.7]
+    for peer in (1, 2):
+        there.spoke(peer)
+        there.closed(0.65, (peer, SCATTER, 0))
+    there.spoke(3)
+    assert there.look_around(0.65) == []  # at 1.05 s it is too late
+    assert there.unanswered(0.7, "answer scatter")
+    assert there.owed == {(3, SCATTER, 0)} and there.missed() == (4,)
+
+
+def _armed(effects: list[Effect]) -> list[float]:
+    return [effect.at_s for effect in effects if isinstance(effect, Arm)]

@@ -394,8 +394,11 @@ class Waiting:
         return max(self._usual_s, self.begun.answer_s)
 
     def _arm(self, now_s: float, which: int, wait_s: float) -> list[Effect]:
-        name, at_s = self._next = _TIMERS[self.stage][which], now_s + wait_s
-        return [Arm(self._spec.timer(name), at_s)] if at_s < self.until_s else []
+        name, at_s = _TIMERS[self.stage][which], now_s + wait_s
+        if at_s >= self.until_s:
+            return []
+        self._next = name, at_s
+        return [Arm(self._spec.timer(name), at_s)]
 
     def _is_due(self, now_s: float, name: str) -> bool:
         due, at_s = self._next

@@ -159,13 +159,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/training/test_split.py", "-k", "one_after_the_other"),
     ),
     Sabotage(
-        "slow peers: how long one goes on is measured of all rounds alike",
-        "src/ragtag/simulation/transport.py",
-        "self._overlaps.setdefault((ask.channel, overlaps), Overlap())",
-        "self._overlaps.setdefault((ask.channel, False), Overlap())",
-        ("tests/training/test_slow.py", "-k", "came_of_its_offers"),
-    ),
-    Sabotage(
         "finish: each waits by what it has trained itself",
         "src/ragtag/app/crew/finish.py",
         "training_s = max(training_s, *(SHARE * one.trained_s for one in ends))",

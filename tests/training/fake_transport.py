@@ -245,7 +245,6 @@ class FakeTransport:
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> FakePending:
         self.crew.ask(self.me, Average(channel, values, weight, deadline_s, aside, due, number=number))

@@ -56,7 +56,6 @@ class Scripted(FakeTransport):
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> Scripted:
         self.offered.append((float(values.reshape(-1)[0]), weight, aside))

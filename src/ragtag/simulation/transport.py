@@ -532,7 +532,7 @@ class SimulatedTransport(Posting):
         self._step = 0
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
-        self._overlaps: dict[tuple[int, bool], Overlap] = {}
+        self._overlaps: dict[int, Overlap] = {}
         self._cut: Partition | None = None
         self._told = False
         self.standing = Standing(self, lambda: self._node.live - {me})
@@ -666,15 +666,12 @@ class SimulatedTransport(Posting):
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> SimulatedPending:
         """Begin the channel's next round."""
         # lines carry no copies, and a trainer may change its values once its own round is over
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(
-            Average(channel, values.copy(), weight, deadline_s, aside, due, number=number), overlaps
-        )
+        return self._begin(Average(channel, values.copy(), weight, deadline_s, aside, due, number=number))
 
     def offer(
         self,
@@ -689,7 +686,7 @@ class SimulatedTransport(Posting):
         due = self._after.get(channel, -1) + 1
         return self._begin(Offer(channel, rows, weight, deadline_s, aside, due, number=number))
 
-    def _begin(self, ask: Average | Offer, overlaps: bool = False) -> SimulatedPending:
+    def _begin(self, ask: Average | Offer) -> SimulatedPending:
         now_s, world = self.now_s(), self.crew.world
         others, rates = sorted(self._node.live - {self.me}), self.rates()
         # where no line has a delay of its own the channel's ``rtt_s`` is everybody's
@@ -698,7 +695,7 @@ class SimulatedTransport(Posting):
             far = (world.faults, self.me, peer)
             rtt_s, rate = timeout_s(*far) if apart else 0.0, rates.get(peer, 0.0) / len(others)
             world.at(now_s, self.me, Measured(peer, rtt_s, shortest_s(*far), rate))
-        overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
+        overlap = self._overlaps.setdefault(ask.channel, Overlap())
         world.at(now_s, self.me, replace(ask, overlap_s=overlap.begins(now_s)))
         return SimulatedPending(self.crew, self.me, ask.channel, overlap)
 

@@ -129,14 +129,12 @@ class Transport(Peers, Protocol):
         deadline_s: float | None = None,
         aside: frozenset[int] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> Pending:
         """Begin the channel's next round with ``values``, float32 ``[fragments * n_chunks, elements]``.
 
         aside: peers that it does not wait for, since they are known to come to few rounds.
         due: the round that is due, where this peer can tell: none before it begins.
-        overlaps: whether the caller goes on meanwhile. For how long is measured of such rounds by themselves.
         number: of the round, where the caller numbers all of a channel.
 
         ``values`` may be the model's own memory: it does not change before ``wait`` returns, and does

@@ -218,7 +218,6 @@ class SoloTransport(Posting):
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> DonePending:
         """Average with nobody."""
@@ -316,7 +315,7 @@ class DriverTransport:
         self._together: set[int] = set()
         self._openings: dict[int, ChannelWay] = {}
         self._after: dict[int, int] = {}
-        self._overlaps: dict[tuple[int, bool], Overlap] = {}
+        self._overlaps: dict[int, Overlap] = {}
         self._begun: set[int] = set()
         """Channels with a round that was begun, and not waited for yet."""
         self._forms = Forms()
@@ -446,7 +445,6 @@ class DriverTransport:
         deadline_s: float | None = None,
         aside: frozenset[PeerId] = frozenset(),
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> DriverPending | DonePending:
         """Begin the channel's next round. A peer whose place is another's averages with nobody."""
@@ -458,7 +456,7 @@ class DriverTransport:
             none = nobodys(channel, values[:k], np.full(k, weight, np.float32), heard, None)
             return DonePending(replace(none, members=members))
         due = max(due, self._after.get(channel, -1) + 1)
-        return self._begin(Average(channel, values, weight, deadline_s, aside, due, number=number), overlaps)
+        return self._begin(Average(channel, values, weight, deadline_s, aside, due, number=number))
 
     def offer(
         self,
@@ -487,13 +485,13 @@ class DriverTransport:
         """What a channel has brought, and what time it is on the driver's clock."""
         return publisher_of(self._driver.node, channel), self._driver.now_s()
 
-    def _begin(self, ask: Average | Offer, overlaps: bool = False) -> DriverPending:
+    def _begin(self, ask: Average | Offer) -> DriverPending:
         if ask.channel in self._begun:
             # The trainer was interrupted (Ctrl-C in a notebook) amid the last one, and goes on. A channel has
             # one round at a time: that one ends first, by its own deadlines; nobody takes what comes of it.
             _result(self._driver.idle(ask.channel), self._driver)
         self._begun.add(ask.channel)
-        overlap = self._overlaps.setdefault((ask.channel, overlaps), Overlap())
+        overlap = self._overlaps.setdefault(ask.channel, Overlap())
         ask = replace(ask, overlap_s=overlap.begins(self._driver.now_s()))
         ended = partial(self._begun.discard, ask.channel)
         return DriverPending(self._driver.average(ask), self._driver, overlap, ended)

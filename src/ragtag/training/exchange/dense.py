@@ -129,7 +129,7 @@ class Replica:
         np.copyto(self._sent, values)
         if self._corrects is not None:
             self._times = self._corrects.times(self._buffers)
-        return self._start(self._sent, weight, deadline_s, aside, overlaps=True)
+        return self._start(self._sent, weight, deadline_s, aside)
 
     def end(self, begun: Pending) -> Outcome:
         """The second half: ``kept_share`` of what values have become meanwhile, the rest of the average; or,
@@ -202,13 +202,10 @@ class Replica:
         deadline_s: float | None,
         aside: frozenset[PeerId],
         due: int = -1,
-        overlaps: bool = False,
         number: int = -1,
     ) -> Pending:
         self._weight = require_weight(weight)
-        return self._transport.start(
-            self._channel, values, self._weight, deadline_s, aside, due, overlaps, number
-        )
+        return self._transport.start(self._channel, values, self._weight, deadline_s, aside, due, number)
 
     def _take(self, outcome: Outcome, kept: float = 0.0, sent: Floats | None = None) -> Outcome:
         table = outcome.mean if self.after is None else self.after(outcome)

@@ -247,8 +247,8 @@ class Begin:
     answer_s: how long a missing peer may take to say so, at least (see ``rounds.asking``).
     cycle_s: what a wait past a quorum is weighed against: how long ago this peer began the round before.
         Infinite: no wait until the deadline costs anything.
-    met: whether all peers have come here from a meeting. Then none is early, and any number that is missing
-        counts as few.
+    met: whether all peers have come here from a meeting. Then all take the same peer for a block's owner, and
+        one whose share comes no more is past the round.
     """
 
     values: Floats

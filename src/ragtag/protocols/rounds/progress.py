@@ -312,12 +312,11 @@ class Waiting:
     def count(self, now_s: float) -> list[Effect]:
         """A stage begins: few shares are half of all that it waits for, or as many as one peer owes.
 
-        Those that are in count among them: they show that this peer is not early. Where all came from a
-        meeting, any number is few. Where more are missing this peer is early, or cut off: it asks after as
-        long as it is early usually, or in GATHER as others need to find out that a peer is silent.
+        Those that are in count among them: they show that this peer is not early. Where more are missing this
+        peer is early, or cut off: it asks after as long as it is early usually, or in GATHER as others need
+        to find out that a peer is silent.
         """
-        few = max(self._of.total() // 2, *self._of.values())
-        self._few = len(self.owed) if self.begun.met else few
+        self._few = max(self._of.total() // 2, *self._of.values())
         early = self.stage == SCATTERING
         self._pause_s = self.begun.usual_scatter_s if early else self._usual_s + self._answer_s
         effects = self.look_around(now_s)

@@ -166,13 +166,6 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ("tests/app/crew/test_finish.py", "-k", "newcomer_waits"),
     ),
     Sabotage(
-        "groups: one that has met somebody in its last round waits for no others",
-        "src/ragtag/protocols/groups/channel.py",
-        "if self._lonely >= LONELY_MAX else 0.0",
-        "if self._alone and self._lonely >= LONELY_MAX else 0.0",
-        ("tests/simulation/test_trial.py", "-k", "out_of_step"),
-    ),
-    Sabotage(
         "finish: a meeting leaves out those that are silent in rounds",
         "src/ragtag/app/crew/finish.py",
         'told = _tell(transport, "finish/0", mine, together)',
@@ -3126,6 +3119,25 @@ SABOTAGES: tuple[Sabotage, ...] = (
         "            self._of[peer] += 1\n            return\n",
         "            return\n",
         ("tests/protocols/test_cut_off.py", "-k", "begins_last"),
+    ),
+    Sabotage(
+        "groups: a second member is waited for no longer than others",
+        "src/ragtag/protocols/groups/host.py",
+        "return self.wait.longest_s() +",
+        "return self.wait.typical_s() +",
+        (
+            "tests/protocols/test_host.py",
+            "tests/simulation/test_trial.py",
+            "-k",
+            "second_member or out_of_step",
+        ),
+    ),
+    Sabotage(
+        "groups: others are waited for as long as a second member",
+        "src/ragtag/protocols/groups/host.py",
+        "elif len(batch.wanted) == 1:",
+        "elif len(batch.wanted) < 1:",
+        ("tests/protocols/test_host.py", "-k", "second_member"),
     ),
     Sabotage(
         "rounds: answers are not heeded where another question would come too late",

@@ -35,6 +35,14 @@ def test_the_quantile_of_recent_completions() -> None:
     assert with_history(0.1).budget_s() == pytest.approx(0.15)
 
 
+def test_the_longest_of_recent_completions() -> None:
+    deadline = Deadline(1.0, window=3)
+    assert deadline.longest_s() == 1.0
+    for took_s in (5.0, 2.0, 3.0, 1.0):
+        deadline.completed(took_s)
+    assert deadline.longest_s() == 3.0
+
+
 def test_one_straggler_in_ten_does_not_set_the_deadline() -> None:
     assert with_history(*[0.1] * 30, 5.0, 5.0).budget_s() == pytest.approx(0.15)
 

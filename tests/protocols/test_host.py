@@ -180,6 +180,27 @@ def test_a_group_is_held_open_for_whoever_was_sent_on() -> None:
     assert len([e for e in effects if isinstance(e, Send)]) == 3
 
 
+def test_a_second_member_is_waited_for_as_long_as_the_longest_and_others_as_is_usual() -> None:
+    """Without a second both are alone. A third that comes by seldom may be late."""
+    h = host()
+    for apart_s in (*(19 * [0.1]), 0.9):
+        h.wait.completed(apart_s)
+    h.wait.completed(0.1)
+    assert h.wait_s() == pytest.approx(0.25) and h.alone_s() == pytest.approx(1.05)
+
+    def closes(at_s: float, peer: int, round_: int, seat: int) -> list[float]:
+        effects, _ = h.announce(at_s, peer, round_, Announcement(9, seat, 4))
+        return [e.at_s for e in effects if isinstance(e, Arm)]
+
+    assert closes(0.0, 5, 3, 0) == [pytest.approx(1.05)]
+    assert closes(0.1, 6, 3, 1) == [pytest.approx(0.25)]
+    assert closes(0.2, 7, 3, 2) == []
+    assert closes(2.0, 5, 4, 0) == [pytest.approx(3.05)]
+    assert closes(2.9, 6, 4, 1) == [2.9]  # later than is usual: nobody waits for more
+    effects, _ = h.expire(2.9, Timer(0, 4, "host/9/2"))
+    assert [e.run.peer for e in effects if isinstance(e, Send)] == [5, 6]
+
+
 def test_who_was_sent_on_is_early_and_says_nothing_about_how_far_apart_members_come() -> None:
     h = host()
     h.announce(0.0, 5, 3, Announcement(9, 0, 3, 0.5))

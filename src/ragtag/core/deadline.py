@@ -54,6 +54,10 @@ class Deadline:
         ranked = sorted(self._samples)
         return ranked[min(len(ranked) - 1, int(self.quantile * len(ranked)))]
 
+    def longest_s(self) -> float:
+        """The longest that it has taken of late, or the probe where there is no history."""
+        return max(self._samples, default=self.probe_s)
+
     def quickest_s(self, last: int) -> float:
         """The least of so many samples that came last, or the probe where there is none."""
         return min(list(self._samples)[-last:], default=self.probe_s)

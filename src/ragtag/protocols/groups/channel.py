@@ -160,12 +160,12 @@ class GroupNode(PartialMachine):
         """How much longer than usual the host should hold the group open, where this peer comes early.
 
         The others may still average. Where this peer has met no other for a while, they may compute for as
-        long as it does itself: also where it met one in the last round. Two that are out of step with all
-        others meet each other whenever the grid has them in one group, and nobody in between.
+        long as it does itself.
         """
-        busy_s = self._busy_s() if self._alone else 0.0
+        if not self._alone:
+            return 0.0
         pause_s = self._pauses.typical_s() if self._lonely >= LONELY_MAX else 0.0
-        return max(busy_s, pause_s)
+        return max(self._busy_s(), pause_s)
 
     # -- Looking for a group: at hosts
 
@@ -194,7 +194,7 @@ class GroupNode(PartialMachine):
             if roster is not None:
                 met = len(roster.peers) < 2 <= place.most
                 return self._late(now_s) if met else effects + self._form(now_s, roster)
-            until_s = now_s + self._host.wait_s() + ask.hold_s + self._answer.budget_s()
+            until_s = now_s + self._host.alone_s() + ask.hold_s + self._answer.budget_s()
             return [*effects, self._await_roster(until_s)]  # a host with too many groups forgets some
         search.tries += 1
         self._sent_s[self.active, search.tries, host] = now_s

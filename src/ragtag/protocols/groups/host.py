@@ -9,9 +9,11 @@ measured however late an answer is, and no answer passes for one to a later anno
 SIGCOMM 1987). Matchmaking takes at most ``HOSTS * TRIES`` deadlines of an answer, the host's wait, and one
 deadline more.
 
-Hosts learn how long to wait from how far apart announcements come, and rosters carry that to all members. One
-answer's deadline is added to it, and no factor: a peer that waited for the dead in one group comes that much
-later to the next one, which waits for all its members, and a factor would grow without bound.
+Hosts learn how long to wait from how far apart announcements come, and rosters carry that to all members. For
+a second member a host waits for the longest of the last, as without one there is no group and both would be
+alone; then for their 90th percentile, counted from the first one on. One answer's deadline is added to it,
+and no factor: a peer that waited for the dead in one group comes that much later to the next one, which waits
+for all its members, and a factor would grow without bound.
 
 A peer that comes when its group has met is sent on to the next round at once. There it asks the host to hold
 the group open for as long as the others may still be busy. So a crew that has fallen apart in time comes
@@ -196,6 +198,10 @@ class Host:
         """How long this peer, as a host, waits for a group to fill."""
         return self.wait.typical_s() + self._answers.budget_s()
 
+    def alone_s(self) -> float:
+        """How long it waits for a second member: without one there is no group, and both are alone."""
+        return self.wait.longest_s() + self._answers.budget_s()
+
     def announce(
         self, now_s: float, peer: PeerId, round_: int, ask: Announcement
     ) -> tuple[list[Effect], Roster | None]:
@@ -217,17 +223,19 @@ class Host:
                 return [], Roster(key, (peer,), (index,))
             run = blob_message(peer, MessageKey(self._channel, round_, MET, attempt), b"\0")
             return [Send(run, now_s + self.wait_s())], None
-        until_s = now_s + self.wait_s() + hold_s
         if batches and batches[-1].roster is None:
             batch = batches[-1]
+            until_s = batch.until_s
             if hold_s == 0 and batch.first_s == math.inf:
-                batch.until_s = (
-                    until_s  # the members that the early one waits for begin to come: wait as usual
-                )
+                until_s = now_s + self.wait_s()  # the members that the early one waits for begin to come
+            elif len(batch.wanted) == 1:  # it is a group now
+                until_s = min(until_s, max(now_s, batch.first_s + self.wait_s()))
+            if until_s != batch.until_s:
+                batch.until_s = until_s
                 effects.append(Arm(self._timer(round_, key, batch.number), until_s))
         else:
             self._count += 1
-            batch = _Batch(self._count, key, until_s, most)
+            batch = _Batch(self._count, key, now_s + self.alone_s() + hold_s, most)
             batches.append(batch)
         batch.wanted[peer] = index
         batch.most = max(batch.most, most)  # the peer that knows of more is right, or waits a little

@@ -11,7 +11,7 @@ import pytest
 
 from ragtag.app.report import build_report, report_json
 from ragtag.app.report.summarise import CHARTED_MAX, summarise
-from ragtag.app.tracefile import CREW_FILE, TraceWriter, read_run
+from ragtag.app.tracefile import CREW_FILE, TraceWriter, peer_file, read_run
 from ragtag.core import trace
 from tests.app.report.page import CHARTS, Page, drawings
 from tests.app.synthetic import Story, write_run
@@ -149,3 +149,23 @@ def test_many_faults_are_numbered(tmp_path: Path) -> None:
         marks = ["".join(t.itertext()) for t in svg.iter("text") if "mark" in (t.get("class") or "")]
         assert marks and all(mark.isdigit() for mark in marks)
     assert "Numbers above the charts" in page
+
+
+def test_a_bar_that_is_out_of_scale_is_cut_and_has_its_time_beside_it(tmp_path: Path) -> None:
+    """Else a peer that slept through a round makes all other rounds look like nothing. Each bar is two."""
+    with TraceWriter(tmp_path / CREW_FILE) as writer:
+        writer.write(trace.Run(t=0.0, world="live", name="a nap", seed=0, peers=1, method="rps"))
+    with TraceWriter(tmp_path / peer_file(0)) as writer:
+        for number in range(40):
+            slept_s = 7.4 if number == 20 else 0.0
+            writer.write(
+                trace.Round(
+                    t=float(number), peer=0, round=number, scatter_s=0.1 + slept_s, gather_s=0.02,
+                    total_s=0.12 + slept_s, arrived=1.0,
+                )
+            )  # fmt: skip
+    drawn = build_report(tmp_path).read_text("utf-8")
+    chart = next(chart for chart in drawings(drawn) if chart.get("aria-label", "").startswith("Stages"))
+    heights = [float(bar.get("height", "")) for bar in chart.iter() if bar.get("class") == "scatter"]
+    assert max(heights) < 8 * np.median(heights)
+    assert "3.82 s" in [text.text for text in chart.iter() if text.tag.endswith("text")]

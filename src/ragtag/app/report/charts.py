@@ -34,6 +34,10 @@ from ragtag.app.words import clock, percent, seconds
 WIDE, NARROW = 1080, 460
 SHORTEST = 30.0
 """A logarithmic axis of round times begins at the median divided by this; shorter ones stand on its edge."""
+STAGES_MAX = 5.0
+"""So many middle times high is the chart of stages. A peer that was frozen in a round took far longer."""
+_CUT_WIDTH = 48.0
+"""Room for the time of a bar that is cut, in pixels."""
 KINDS = ((COMPUTE, "tcompute", "computing"), (AVERAGE, "taverage", "averaging"), (WAIT, "twait", "waiting"))
 _WAITED_SHARE = 0.001
 """Less waiting than this share of a peer's time is not worth a name."""
@@ -107,6 +111,10 @@ def _round_figures(summary: Summary, both: Any) -> list[str]:
         "A bar grows with the share of the other peers that waited for this one in vain. Hatched: most of"
         " them did not wait for it (it was known to be silent, or gone)."
     )
+    stage_times = (
+        "Mean time of the two stages. A bar that is out of scale is cut, and has its time beside it; so it is"
+        " where a peer was frozen in a round."
+    )
     keys = (
         f'<span><svg width="14" height="12"><rect class="{name}" width="14" height="12"/></svg>{text}</span>'
         for name, text in (("scatter", "scatter (below)"), ("gather", "gather (above)"))
@@ -115,7 +123,7 @@ def _round_figures(summary: Summary, both: Any) -> list[str]:
     return [
         figure("Arrival rate", arrival, "", both(_arrival_chart)),
         figure("Round times", dots, "", both(_round_time_chart)),
-        figure("Stages of a round", "Mean time of the two stages.", stages, both(_stage_chart)),
+        figure("Stages of a round", stage_times, stages, both(_stage_chart)),
         figure("Who was missed when", in_vain, "", both(_missed_chart)),
     ]
 
@@ -211,12 +219,14 @@ def _round_time_chart(summary: Summary, marks: Sequence[Mark], width: int) -> st
 
 
 def _stage_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
-    """Mean time of the two stages, stacked."""
+    """Mean time of the two stages, stacked. What is far longer than the middle bar is cut."""
     place = frame(summary, marks, width, 130, rounds=True)
     t, scatter = summary.scatter.points(ALL)
     _, gather = summary.gather.points(ALL)
     both = scatter + gather
-    scale = Scale(0.0, float(both.max(initial=1e-9)) * 1.08, place.plot_bottom, place.top + 8)
+    high = min(float(both.max(initial=1e-9)), STAGES_MAX * float(np.median(both)) if len(both) else np.inf)
+    scale = Scale(0.0, max(high, 1e-9) * 1.08, place.plot_bottom, place.top + 8)
+    free_x = 0.0
     column = (place.width - place.right - place.left) / summary.scatter.columns
     w = max(1.0, column - 1.0)
     body = []
@@ -231,6 +241,10 @@ def _stage_chart(summary: Summary, marks: Sequence[Mark], width: int) -> str:
             f'<rect class="gather" x="{x:.1f}" y="{y2:.1f}" width="{w:.1f}" height="{y1 - y2:.1f}"/>'
             f"{title}</g>"
         )
+        if total > scale.high and x >= free_x:
+            at = f'x="{x + w + 3:.1f}" y="{y2 + 9:.1f}"'
+            body.append(f'<text class="lab" {at}>{seconds(float(total))}</text>')
+            free_x = x + _CUT_WIDTH
     return svg(summary, place, marks, scale, body, seconds, "Stages of a round", "", rounds=True, most=3)
 
 

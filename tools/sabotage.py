@@ -3133,6 +3133,20 @@ SABOTAGES: tuple[Sabotage, ...] = (
         ),
     ),
     Sabotage(
+        "groups: a host that is alone is believed no longer than one that is not",
+        "src/ragtag/protocols/groups/channel.py",
+        "WAIT_MAX * (self._host.alone_s() +",
+        "WAIT_MAX * (self._host.wait_s() +",
+        ("tests/protocols/test_groups.py", "-k", "second_member"),
+    ),
+    Sabotage(
+        "groups: a round's longest time leaves out how long a host alone waits",
+        "src/ragtag/protocols/groups/channel.py",
+        "(self._host.wait.longest_s() + answer_s",
+        "(self._host.wait.typical_s() + answer_s",
+        ("tests/protocols/test_groups.py", "-k", "second_member"),
+    ),
+    Sabotage(
         "groups: others are waited for as long as a second member",
         "src/ragtag/protocols/groups/host.py",
         "elif len(batch.wanted) == 1:",

@@ -296,6 +296,17 @@ def test_a_member_that_is_told_again_to_wait_waits() -> None:
     assert said == ["no roster"] and now_s < node.deadline_s()
 
 
+def test_a_host_that_waits_for_a_second_member_as_long_as_this_peer_would_is_believed() -> None:
+    """That is as long as the longest of late, though it usually waits for less."""
+    node, host, place = searching(next(m for m in range(4) if m != host_of(4)))
+    for apart_s in (5.0, *(20 * [0.001])):
+        node._host.wait.completed(apart_s)
+    wait_s = node._host.alone_s()
+    assert wait_s > 5.0 > 20 * node.wait_s()
+    (until,) = from_host(node, WAIT, encode_wait(place.key, wait_s), host, 0.02)
+    assert isinstance(until, Arm) and 0.02 + wait_s < until.at_s < node.deadline_s()
+
+
 def test_a_member_that_is_no_host_has_no_say_in_anothers_search() -> None:
     node, host, place = searching(next(m for m in range(4) if m != host_of(4)))
     other = min({0, 1, 2, 3} - {node.me, host})

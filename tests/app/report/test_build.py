@@ -93,6 +93,8 @@ def test_what_the_page_says(page: str) -> None:
     assert "virtual" not in text
     lost = re.search(r'Peers lost</div><div class="v">([^<]*)</div><div class="d">([^<]*)</div>', page)
     assert lost and lost.groups() == ("1", "peer 4; frozen for a while: peer 2")
+    times = re.search(r'Round time, median</div>.*?<div class="d">([^<]*)</div>', page)
+    assert times and times.group(1).endswith("; with the rounds in which a peer was frozen")
 
 
 def test_text_from_the_trace_is_never_markup(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def header(summary: Summary) -> str:
 def _tiles(summary: Summary) -> str:
     own = [p.accuracy for p in summary.survivors if p.accuracy is not None]
     mean_eval, times = summary.mean_eval, round_times(summary)
+    frozen = sorted({f.peer for f in summary.faults if f.name in FREEZES})
     tiles = []
     if own:
         spread = f"lowest {percent(min(own))}, highest {percent(max(own))}"
@@ -137,8 +138,9 @@ def _tiles(summary: Summary) -> str:
             + (f" ({_ratio(times[f'{name}_over_median'])} median)" if times["median"] else "")
             for name in ("p95", "max")
         ]
+        if frozen:
+            ratios.append("with the rounds in which a peer was frozen")
         tiles.append(("Round time, median", seconds(times["median"]), "; ".join(ratios)))
-    frozen = sorted({f.peer for f in summary.faults if f.name in FREEZES})
     lost = f"{_peers(summary.lost)}; " if summary.lost else ""
     detail = f"{lost}frozen for a while: {_peers(frozen)}"
     tiles.append(("Peers lost", str(len(summary.lost) or "none"), detail))

@@ -153,7 +153,7 @@ class GroupNode(PartialMachine):
     def _search_max_s(self, stages_s: float) -> float:
         """How long a search may take. stages_s: how long others may average meanwhile."""
         answer_s = self._answer.budget_s() * self._answer.backoff_max
-        wait_s = self._belief * WAIT_MAX * (self._host.wait.typical_s() + answer_s + stages_s)
+        wait_s = self._belief * WAIT_MAX * (self._host.wait.longest_s() + answer_s + stages_s)
         return HOSTS * TRIES * answer_s + wait_s + self._pauses.typical_s() + 2 * answer_s
 
     def _hold_s(self) -> float:
@@ -227,7 +227,7 @@ class GroupNode(PartialMachine):
 
     def _wait_max_s(self) -> float:
         """The longest wait of a host that this peer believes."""
-        return self._belief * WAIT_MAX * (self._host.wait_s() + self._busy_s())
+        return self._belief * WAIT_MAX * (self._host.alone_s() + self._busy_s())
 
     def _fail(self, now_s: float, why: str) -> list[Effect]:
         assert self.active is not None
